@@ -1,0 +1,59 @@
+"""Grouped-query attention over a cache, with windows and sinks."""
+
+import jax
+import jax.numpy as jnp
+
+from dflash_jax.nn import accumulation_dtype
+from dflash_jax.shapes import Array, Bool, Float
+
+
+def masked_softmax(
+    scores: Float[Array, "B G Q S"], seen: Bool[Array, "B 1 Q S"], sinks: Float[Array, "G Q"] | None = None
+) -> Float[Array, "B G Q S"]:
+    """Softmax over the visible keys; a query that sees none gets all zeros, never NaN.
+
+    ``sinks`` are gpt-oss's learned logits (``self_attn.sinks``): they join the denominator and are then dropped.
+    """
+    scores = jnp.where(seen, scores, -jnp.inf)
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    if sinks is not None:
+        sink = sinks.astype(scores.dtype)[None, :, :, None]
+        top = jnp.maximum(top, sink)
+    top = jnp.where(top == -jnp.inf, 0, top)
+    weights = jnp.exp(scores - top)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + jnp.exp(sink - top)
+    return weights / jnp.where(total == 0, 1, total)
+
+
+Segment = tuple[jax.Array, jax.Array, jax.Array]
+"""Keys ``[B G S H]``, values ``[B G S H]``, and which of them each query sees, bool ``[B T S]``."""
+
+
+def attend(
+    q: Float[Array, "B T N H"], segments: list[Segment], *, scale: float, sinks: Float[Array, "N"] | None = None
+) -> Float[Array, "B T N H"]:
+    """``softmax(q k^T * scale) v`` over the union of the segments; query head n reads key/value head ``n // R``.
+
+    The softmax runs in float32 or wider. Heads and tokens of the query are folded into one axis and the scores, not
+    the keys, are concatenated: every product is a plain batched matmul over a cache as it lies, and no copy of it is
+    made.
+    """
+    batch, tokens, heads, width = q.shape
+    groups = segments[0][0].shape[1]
+    repeat = heads // groups
+    folded = q.reshape(batch, tokens, groups, repeat, width).transpose(0, 2, 1, 3, 4)
+    folded = folded.reshape(batch, groups, tokens * repeat, width)
+    scores = [jnp.einsum("BGQH,BGSH->BGQS", folded, k) for k, _, _ in segments]
+    scores = jnp.concatenate(scores, axis=-1).astype(accumulation_dtype(q.dtype)) * scale
+    seen = jnp.repeat(jnp.concatenate([seen for _, _, seen in segments], axis=-1), repeat, axis=1)[:, None]
+    if sinks is not None:
+        sinks = jnp.tile(sinks.reshape(groups, repeat), (1, tokens))
+    weights = masked_softmax(scores, seen, sinks)
+    mixed, start = 0, 0
+    for _, v, _ in segments:
+        part = weights[..., start : start + v.shape[2]].astype(v.dtype)
+        mixed, start = mixed + jnp.einsum("BGQS,BGSH->BGQH", part, v), start + v.shape[2]
+    mixed = mixed.reshape(batch, groups, tokens, repeat, width).transpose(0, 2, 1, 3, 4)
+    return mixed.reshape(batch, tokens, heads, width)

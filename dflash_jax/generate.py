@@ -1,0 +1,229 @@
+"""The compiled loop and its host shell: prompts in, tokens out.
+
+Two programs are compiled per (batch, capacity, block size): one hears a chunk of the prompts, one runs rounds in a
+``lax.while_loop`` until every row is done or a number of rounds has passed. Prompt lengths, budgets, stop ids, seeds
+and accept counts are values, not shapes.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dflash_jax.accept import Greedy
+from dflash_jax.plain import NoDrafter
+from dflash_jax.protocols import AcceptRule, Drafter, Params, Target
+from dflash_jax.speculate import Ends, Heard, SpecState, first_token, hear_prompt, spec_step
+
+CHUNKS = (32, 128)
+"""Prompt tokens heard per step: the smallest that holds the longest prompt, else the largest, again and again."""
+
+SMALLEST_CAPACITY = 256
+MOST_STOP_IDS = 16
+FOREVER = np.int32(2**31 - 1)
+
+hear = jax.jit(hear_prompt, static_argnames=("target", "drafter"), donate_argnames="heard")
+begin = jax.jit(first_token, static_argnames=("target", "rule", "room"), donate_argnames=("cache", "draft_cache"))
+
+
+@partial(jax.jit, static_argnames=("target", "drafter", "rule"), donate_argnames="state")
+def run_rounds(
+    target: Target,
+    drafter: Drafter,
+    rule: AcceptRule,
+    params: Params,
+    draft_params: Params,
+    state: SpecState,
+    until: jax.Array,
+) -> SpecState:
+    """Rounds, until every row is done or ``until`` rounds have passed since the prompt."""
+    return jax.lax.while_loop(
+        lambda state: ~state.done.all() & (state.rounds < until),
+        lambda state: spec_step(target, drafter, rule, params, draft_params, state),
+        state,
+    )
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What came out.
+
+    Attributes:
+        tokens: delivered ids per row, the stop id included where one ended the row.
+        finish: per row, ``"stop"`` or ``"length"``.
+        counts: int ``[B, rounds]`` tokens delivered by each round, 0 once a row is done. The first token of a row
+            comes from the prompt and belongs to no round.
+        accepted: int ``[B, rounds]`` drafts accepted by each round, -1 once a row is done.
+        union: float ``[M]`` mean distinct experts per round of each mixture layer (empty for a dense network).
+        ttft_s: seconds until the first token of every row was on the host.
+        decode_s: seconds from there to the end.
+    """
+
+    tokens: list[list[int]]
+    finish: list[str]
+    counts: np.ndarray
+    accepted: np.ndarray
+    union: np.ndarray
+    ttft_s: float
+    decode_s: float
+
+    @property
+    def rounds(self) -> int:
+        return self.counts.shape[1]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A target, a drafter and a rule, ready to decode.
+
+    Args:
+        drafter: None decodes plainly, by the same loop.
+        context_limit: most tokens of prompt and output together (config key ``max_position_embeddings``).
+    """
+
+    target: Target
+    params: Params
+    drafter: Drafter = field(default_factory=NoDrafter)
+    draft_params: Params = None
+    rule: AcceptRule = field(default_factory=Greedy)
+    context_limit: int | None = None
+
+    def start(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int | Sequence[int] | None = None,
+        stop: Sequence[int] = (),
+        seed: int = 0,
+    ) -> SpecState:
+        """Hear the prompts and say the first token of each row.
+
+        Args:
+            prompts: token ids, one list per row, each at least one token.
+            max_new_tokens: for all rows or per row; None: as many as the context limit leaves.
+            stop: ids that end a row; the id itself is delivered.
+
+        Raises:
+            ValueError: an empty prompt, a budget below 1, ids outside the vocabulary, too many stop ids, or no room
+                left below the context limit. Nothing is compiled before these checks.
+        """
+        lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+        budget = self._budgets(lengths, max_new_tokens)
+        stop_ids = _stop_row(stop)
+        capacity = bucket(int((lengths + budget).max()) + self.drafter.block_size)
+        chunk = next((size for size in CHUNKS if size >= lengths.max()), CHUNKS[-1])
+        undo = max(CHUNKS[-1], self.drafter.block_size)
+        batch = len(prompts)
+        heard = Heard(
+            hidden=self._no_hidden(batch),
+            cache=self.target.init_cache(batch, capacity, undo),
+            draft_cache=self.drafter.init_cache(batch, capacity, undo),
+        )
+        static = dict(target=self.target, drafter=self.drafter)
+        for at in range(0, int(lengths.max()), chunk):
+            tokens = np.zeros((batch, chunk), np.int32)
+            for row, prompt in enumerate(prompts):
+                piece = prompt[at : at + chunk]
+                tokens[row, : len(piece)] = piece
+            count = np.clip(lengths - at, 0, chunk).astype(np.int32)
+            heard = hear(
+                **static, params=self.params, draft_params=self.draft_params, heard=heard, tokens=tokens, count=count
+            )
+        ends = Ends(budget=jnp.asarray(budget), stop=jnp.asarray(np.tile(stop_ids, (batch, 1))))
+        return begin(
+            target=self.target,
+            rule=self.rule,
+            params=self.params,
+            hidden=heard.hidden,
+            cache=heard.cache,
+            draft_cache=heard.draft_cache,
+            ends=ends,
+            key=jax.random.key(seed),
+            room=capacity,
+        )
+
+    def advance(self, state: SpecState, until: int | None = None) -> SpecState:
+        """Run rounds until every row is done, or until ``until`` rounds have passed in all. Consumes ``state``."""
+        until = jnp.asarray(FOREVER if until is None else until, jnp.int32)
+        return run_rounds(self.target, self.drafter, self.rule, self.params, self.draft_params, state, until)
+
+    def generate(self, prompts, max_new_tokens=None, stop=(), seed: int = 0) -> Generation:
+        """All tokens at once; arguments as :meth:`start`."""
+        started = time.perf_counter()
+        state = jax.block_until_ready(self.start(prompts, max_new_tokens, stop, seed))
+        first = time.perf_counter()
+        state = jax.block_until_ready(self.advance(state))
+        return collect(state, ttft_s=first - started, decode_s=time.perf_counter() - first)
+
+    def stream(
+        self, prompts, max_new_tokens=None, stop=(), seed: int = 0, rounds_per_call: int = 4
+    ) -> Iterator[list[list[int]] | Generation]:
+        """Lists of new ids per row as they come, every ``rounds_per_call`` rounds; a :class:`Generation` at the end."""
+        started = time.perf_counter()
+        state = self.start(prompts, max_new_tokens, stop, seed)
+        sent, first, until = [0] * len(prompts), None, 0
+        while True:
+            delivered, tokens, done = jax.device_get((state.delivered, state.tokens, state.done))
+            first = first or time.perf_counter()
+            yield [tokens[row, sent[row] : delivered[row]].tolist() for row in range(len(sent))]
+            sent = delivered.tolist()
+            if done.all():
+                break
+            until += rounds_per_call
+            state = self.advance(state, until)
+        yield collect(state, ttft_s=first - started, decode_s=time.perf_counter() - first)
+
+    def _budgets(self, lengths: np.ndarray, max_new_tokens) -> np.ndarray:
+        if not len(lengths) or (lengths == 0).any():
+            raise ValueError("an empty prompt has no last token to go on from; give every row at least one token")
+        room = FOREVER if self.context_limit is None else self.context_limit - lengths
+        if (np.asarray(room) < 1).any():
+            raise ValueError(f"prompt lengths {lengths.tolist()} leave no room below the limit of {self.context_limit} tokens")
+        if max_new_tokens is None:
+            if self.context_limit is None:
+                raise ValueError("max_new_tokens is needed: no context limit is known")
+            return np.asarray(room, np.int32)
+        budget = np.broadcast_to(np.asarray(max_new_tokens, np.int32), lengths.shape)
+        if (budget < 1).any():
+            raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        return np.minimum(budget, room).astype(np.int32)
+
+    def _no_hidden(self, batch: int) -> jax.Array:
+        token = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
+        shape = jax.eval_shape(self.target.embed, self.params, token)
+        return jnp.zeros(shape.shape, shape.dtype)
+
+
+def collect(state: SpecState, ttft_s: float, decode_s: float) -> Generation:
+    """Bring a finished state to the host."""
+    host = jax.device_get(state.replace(cache=None, draft_cache=None, key=None))
+    rounds = int(host.rounds)
+    tokens = [host.tokens[row, :count].tolist() for row, count in enumerate(host.delivered)]
+    stops = [set(row.tolist()) for row in host.ends.stop]
+    return Generation(
+        tokens=tokens,
+        finish=["stop" if row and row[-1] in ids else "length" for row, ids in zip(tokens, stops, strict=True)],
+        counts=host.counts[:, :rounds].astype(np.int64),
+        accepted=host.accepted[:, :rounds].astype(np.int64),
+        union=host.union / max(rounds, 1),
+        ttft_s=ttft_s,
+        decode_s=decode_s,
+    )
+
+
+def bucket(tokens: int) -> int:
+    """The capacity that holds ``tokens`` positions: a power of two, at least 256."""
+    return max(SMALLEST_CAPACITY, 1 << (tokens - 1).bit_length())
+
+
+def _stop_row(stop: Sequence[int]) -> np.ndarray:
+    if len(set(stop)) > MOST_STOP_IDS:
+        raise ValueError(f"at most {MOST_STOP_IDS} stop ids, got {len(set(stop))}")
+    if any(token < 0 for token in stop):
+        raise ValueError(f"stop ids must not be negative, got {sorted(stop)}")
+    row = np.full(MOST_STOP_IDS, -1, np.int32)
+    row[: len(set(stop))] = sorted(set(stop))
+    return row

@@ -1,0 +1,137 @@
+"""Mixture of experts: routing formulas, and the sum over experts for every form their weights may take.
+
+An *expert* is a dict of its weights: matrices ``[I, O]`` or packed :class:`~kernels_pallas.mxfp4.Mxfp4` ``[O, I]``, and
+biases ``[O]``. The experts of a layer come in one of two layouts, and no logit depends on which:
+
+* **stacked**: one dict whose leaves have a leading axis E. A loop visits the experts in use. The only layout for
+  packed weights, whose decoding reads the slice directly.
+* **split**: a tuple of E dicts. Each expert is a buffer of its own that a conditional multiplies in place; a slice
+  of a stacked float matrix must first be copied (measured 2.7x slower for one token on a CPU).
+
+Contributions are always added in ascending expert id, so that every layout and every set of neighbours gives the same
+sum.
+"""
+
+from collections.abc import Callable
+from functools import reduce
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from dflash_jax.shapes import Array, Float, Int
+from kernels_pallas import mxfp4
+
+Expert = dict
+ExpertMlp = Callable[[jax.Array, Expert], jax.Array]
+
+LAYOUTS = ("split", "stacked", "packed")
+
+
+def route_topk_softmax(
+    logits: Float[Array, "T E"], experts_per_token: int
+) -> tuple[Int[Array, "T K"], Float[Array, "T K"]]:
+    """gpt-oss: the K largest logits, and a softmax over those K (``GptOssTopKRouter``)."""
+    top, chosen = jax.lax.top_k(logits, experts_per_token)
+    return chosen, jax.nn.softmax(top, axis=-1)
+
+
+def matmul(x: Float[Array, "T I"], weight: Float[Array, "I O"] | mxfp4.Mxfp4) -> Float[Array, "T O"]:
+    """``x @ W`` for a weight in either form."""
+    return mxfp4.matmul(x, weight) if isinstance(weight, mxfp4.Mxfp4) else x @ weight
+
+
+def mix_experts(
+    x: Float[Array, "T D"],
+    chosen: Int[Array, "T K"],
+    weights: Float[Array, "T K"],
+    experts: Expert | tuple[Expert, ...],
+    mlp: ExpertMlp,
+) -> Float[Array, "T D"]:
+    """``sum_k weights[t, k] * mlp(x[t], experts[chosen[t, k]])``: dropless, no expert has a capacity.
+
+    Every visited expert computes all T rows, those it was not chosen for with weight 0: a decode step is bound by the
+    bytes of the weights, not by rows.
+    """
+    count = len(experts) if isinstance(experts, tuple) else jax.tree.leaves(experts)[0].shape[0]
+    one_hot = jax.nn.one_hot(chosen, count, dtype=weights.dtype)
+    share = jnp.einsum("TKE,TK->TE", one_hot, weights).astype(x.dtype)
+    used = one_hot.sum((0, 1)) > 0
+    if not isinstance(experts, tuple):
+        return _loop_over_used(x, share, used, experts, mlp)
+    if chosen.size >= 2 * count:
+        return _all_experts(x, share, experts, mlp)
+    return _used_experts(x, share, used, experts, mlp)
+
+
+def _all_experts(x, share, experts, mlp):
+    """Every expert, used or not: no conditionals, so XLA may run them side by side. For steps that use nearly all;
+    also the differentiable form."""
+    return reduce(lambda total, item: total + share[:, item[0], None] * mlp(x, item[1]), enumerate(experts), jnp.zeros_like(x))
+
+
+def _used_experts(x, share, used, experts, mlp):
+    """One conditional per expert."""
+    total = jnp.zeros_like(x)
+    for index, expert in enumerate(experts):
+        visit = lambda total, expert, index=index: total + share[:, index, None] * mlp(x, expert)  # noqa: E731
+        total = jax.lax.cond(used[index], visit, lambda total, expert: total, total, expert)
+    return total
+
+
+def _loop_over_used(x, share, used, experts, mlp):
+    """A loop over the used experts of a stack, in ascending id."""
+    order = jnp.argsort(~used, stable=True)
+
+    def visit(i, total):
+        index = order[i]
+        expert = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), experts)
+        return total + jnp.take(share, index, axis=1)[:, None] * mlp(x, expert)
+
+    return jax.lax.fori_loop(0, used.sum(), visit, jnp.zeros_like(x))
+
+
+def split(experts: Expert) -> tuple[Expert, ...]:
+    """Stacked experts as a tuple of single ones."""
+    count = jax.tree.leaves(experts)[0].shape[0]
+    return tuple(jax.tree.map(lambda leaf: leaf[index], experts) for index in range(count))
+
+
+def init_experts(
+    key: jax.Array,
+    *,
+    count: int,
+    matrices: dict[str, tuple[int, int]],
+    biases: dict[str, int],
+    layout: str,
+    dtype: jnp.dtype,
+) -> Expert | tuple[Expert, ...]:
+    """Random experts in a layout: what a module declares, and what the shape of a checkpoint is held against.
+
+    Args:
+        matrices: name -> (inputs, outputs).
+        biases: name -> outputs.
+        layout: one of :data:`LAYOUTS`.
+
+    Raises:
+        ValueError: unknown layout, or packed with an inner size that is not a multiple of 32.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"unknown expert layout {layout!r}; known: {', '.join(LAYOUTS)}")
+    zeros = {name: jnp.zeros((count, outputs), dtype) for name, outputs in biases.items()}
+    if layout == "packed":
+        return {name: _packed_zeros(count, *shape) for name, shape in matrices.items()} | zeros
+    fan_in = nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=-2, out_axis=-1, batch_axis=0)
+    keys = jax.random.split(key, len(matrices))
+    stacked = {name: fan_in(k, (count, *shape), dtype) for k, (name, shape) in zip(keys, matrices.items(), strict=True)}
+    stacked |= zeros
+    return split(stacked) if layout == "split" else stacked
+
+
+def _packed_zeros(count: int, inputs: int, outputs: int) -> mxfp4.Mxfp4:
+    if inputs % mxfp4.BLOCK:
+        raise ValueError(f"packed experts need inputs in multiples of {mxfp4.BLOCK}, got {inputs}")
+    return mxfp4.Mxfp4(
+        codes=jnp.zeros((count, outputs, inputs // 2), jnp.uint8),
+        scales=jnp.zeros((count, outputs, inputs // mxfp4.BLOCK), jnp.uint8),
+    )

@@ -1,0 +1,101 @@
+"""What the loop asks of a target, of a drafter and of an accept rule. The loop knows these and no model's name."""
+
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from dflash_jax.cache import Cache
+from dflash_jax.shapes import Array, Float, Int
+
+Params = Any
+
+
+@struct.dataclass
+class StepOut:
+    """What a target returns for T tokens.
+
+    Attributes:
+        hidden: ``[B T D]`` after the final norm: what ``unembed`` takes.
+        features: ``[B T A D]`` the residual stream after each tapped layer, in the order of the taps.
+        experts: int32 ``[B T M K]`` expert ids chosen in each of the M mixture layers (M = 0 for a dense network).
+        cache: with the T tokens heard.
+    """
+
+    hidden: jax.Array
+    features: jax.Array
+    experts: jax.Array
+    cache: Cache
+
+
+def tapped(stream: list[jax.Array], taps: tuple[int, ...]) -> jax.Array:
+    """``[B T A D]`` of the residual stream after each layer; tap i is the output of layer i, before any final norm."""
+    if not taps:
+        return jnp.zeros((*stream[0].shape[:2], 0, stream[0].shape[-1]), stream[0].dtype)
+    return jnp.stack([stream[tap] for tap in taps], axis=2)
+
+
+@struct.dataclass
+class Draft:
+    """``tokens`` int32 ``[B P-1]`` proposed after the anchor; -1 proposes nothing and is never accepted."""
+
+    tokens: jax.Array
+
+
+@struct.dataclass
+class Verdict:
+    """``accepted`` int32 ``[B]`` in 0..P-1 leading drafts; ``token`` int32 ``[B]`` the target's own next one."""
+
+    accepted: jax.Array
+    token: jax.Array
+
+
+@runtime_checkable
+class Target(Protocol):
+    """A causal language model. Instances are hashable: they are static arguments of the compiled loop.
+
+    ``mixture_layers`` is M, ``experts`` is E of each of them (0 for a dense network).
+    """
+
+    mixture_layers: int
+    experts: int
+
+    def init_cache(self, batch: int, capacity: int, undo: int) -> Cache: ...
+
+    def embed(self, params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]: ...
+
+    def step(self, params: Params, tokens: Int[Array, "B T"], cache: Cache) -> StepOut:
+        """Hear T more tokens of every row, any T: a prompt's chunk, a block, one token, all by the same path."""
+        ...
+
+    def unembed(self, params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]: ...
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Proposes a block. ``block_size`` is P: the anchor and P-1 drafts."""
+
+    block_size: int
+
+    def init_cache(self, batch: int, capacity: int, undo: int) -> Any: ...
+
+    def absorb(self, params: Params, features: Float[Array, "B T A D"], count: Int[Array, "B"], cache: Any) -> Any:
+        """Take in the features of the next ``count`` committed tokens of each row (the rest of T is garbage)."""
+        ...
+
+    def propose(
+        self, params: Params, target: Target, target_params: Params, anchor: Int[Array, "B"], cache: Any, key: jax.Array
+    ) -> Draft:
+        """Draft the tokens after ``anchor``. Reads the cache, never writes it."""
+        ...
+
+
+class AcceptRule(Protocol):
+    """How much of a draft stands. ``lossless``: the emitted text has exactly the target's own law."""
+
+    lossless: bool
+
+    def __call__(self, key: jax.Array, draft: Draft, logits: Float[Array, "B P V"]) -> Verdict: ...
+
+

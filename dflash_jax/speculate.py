@@ -1,0 +1,188 @@
+"""Draft, verify, accept, roll back, absorb: DFlash's round (arXiv 2602.06036, section 3) as one pure function.
+
+Between rounds, for every row: the target's cache holds every committed token except the last, the *anchor*, which has
+been said but not yet heard; the drafter's cache holds the features of exactly the tokens the target's cache holds.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from dflash_jax.cache import Cache, rollback
+from dflash_jax.protocols import AcceptRule, Draft, Drafter, Params, Target
+from dflash_jax.shapes import Array, Bool, Float, Int
+
+
+@struct.dataclass
+class Ends:
+    """What ends a row. ``budget`` int32 ``[B]``: most tokens to deliver; ``stop`` int32 ``[B Z]``: stop ids, -1 padded."""
+
+    budget: jax.Array
+    stop: jax.Array
+
+
+@struct.dataclass
+class SpecState:
+    """Everything that one round hands to the next.
+
+    Attributes:
+        anchor: int32 ``[B]`` last token said, not yet heard.
+        cache: the target's.
+        draft_cache: the drafter's own.
+        tokens: int32 ``[B O]`` delivered tokens; ``delivered`` of each row are real.
+        delivered: int32 ``[B]``.
+        done: bool ``[B]``.
+        ends: what ends each row.
+        counts: int8 ``[B O]`` tokens delivered by each round, 0 once the row is done; round r is column r.
+        accepted: int8 ``[B O]`` drafts accepted by each round, before stop and budget cut; -1 once the row is done.
+        union: int32 ``[M]`` sum over rounds of the distinct experts per mixture layer that live rows' tokens chose.
+        rounds: int32, rounds so far.
+        key: of the whole run; a round folds its number in, so a rule that draws nothing costs nothing.
+    """
+
+    anchor: jax.Array
+    cache: Cache
+    draft_cache: Any
+    tokens: jax.Array
+    delivered: jax.Array
+    done: jax.Array
+    ends: Ends
+    counts: jax.Array
+    accepted: jax.Array
+    union: jax.Array
+    rounds: jax.Array
+    key: jax.Array
+
+
+@struct.dataclass
+class Heard:
+    """Rows after some of their prompt. ``hidden`` ``[B 1 D]`` belongs to each row's last token so far."""
+
+    hidden: jax.Array
+    cache: Cache
+    draft_cache: Any
+
+
+def hear_prompt(
+    target: Target,
+    drafter: Drafter,
+    params: Params,
+    draft_params: Params,
+    heard: Heard,
+    tokens: Int[Array, "B T"],
+    count: Int[Array, "B"],
+) -> Heard:
+    """One more chunk of every prompt: ``count[b]`` of the T tokens are real, the rest is padding on the right."""
+    out = target.step(params, tokens, heard.cache)
+    last = jnp.take_along_axis(out.hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)
+    return Heard(
+        hidden=jnp.where((count > 0)[:, None, None], last, heard.hidden),
+        cache=rollback(out.cache, heard.cache.length + count),
+        draft_cache=drafter.absorb(draft_params, out.features, count, heard.draft_cache),
+    )
+
+
+def first_token(
+    target: Target,
+    rule: AcceptRule,
+    params: Params,
+    hidden: Float[Array, "B 1 D"],
+    cache: Cache,
+    draft_cache: Any,
+    ends: Ends,
+    key: jax.Array,
+    room: int,
+) -> SpecState:
+    """Say the first token of every row, by the same rule as all others, and set up the rounds.
+
+    Args:
+        hidden, cache, draft_cache: the parts of a :class:`Heard` whose prompts are heard to the end.
+        room: O, the width of the output buffer; at least the largest budget.
+    """
+    batch, layers = hidden.shape[0], target.mixture_layers
+    none = Draft(tokens=jnp.zeros((batch, 0), jnp.int32))
+    token = rule(key, none, target.unembed(params, hidden)).token
+    count, ended = cut(token[:, None], jnp.ones(batch, jnp.int32), ends, jnp.zeros(batch, jnp.int32))
+    return SpecState(
+        anchor=token,
+        cache=cache,
+        draft_cache=draft_cache,
+        tokens=deliver(jnp.zeros((batch, room), jnp.int32), token[:, None], count, jnp.zeros(batch, jnp.int32)),
+        delivered=count,
+        done=ended,
+        ends=ends,
+        counts=jnp.zeros((batch, room), jnp.int8),
+        accepted=jnp.full((batch, room), -1, jnp.int8),
+        union=jnp.zeros(layers, jnp.int32),
+        rounds=jnp.zeros((), jnp.int32),
+        key=key,
+    )
+
+
+def spec_step(
+    target: Target, drafter: Drafter, rule: AcceptRule, params: Params, draft_params: Params, state: SpecState
+) -> SpecState:
+    """One round for every row. Rows accept, stop and run out on their own; a done row changes nothing of itself."""
+    draft_key, accept_key = jax.random.split(jax.random.fold_in(state.key, state.rounds))
+    draft = drafter.propose(draft_params, target, params, state.anchor, state.draft_cache, draft_key)
+    proposal = jnp.concatenate([state.anchor[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
+    out = target.step(params, proposal, state.cache)
+    verdict = rule(accept_key, draft, target.unembed(params, out.hidden))
+
+    said = jnp.concatenate([draft.tokens, state.anchor[:, None]], axis=1)  # last column: room for the bonus token
+    rows = jnp.arange(said.shape[0])
+    said = said.at[rows, verdict.accepted].set(verdict.token)
+    count, ended = cut(said, verdict.accepted + 1, state.ends, state.delivered)
+    count = jnp.where(state.done, 0, count)
+    return state.replace(
+        anchor=jnp.where(state.done, state.anchor, verdict.token),
+        cache=rollback(out.cache, state.cache.length + count),
+        draft_cache=drafter.absorb(draft_params, out.features, count, state.draft_cache),
+        tokens=deliver(state.tokens, said, count, state.delivered),
+        delivered=state.delivered + count,
+        done=state.done | ended,
+        counts=state.counts.at[:, state.rounds].set(count.astype(jnp.int8), mode="drop"),
+        accepted=state.accepted.at[:, state.rounds].set(
+            jnp.where(state.done, -1, verdict.accepted).astype(jnp.int8), mode="drop"
+        ),
+        union=state.union + distinct_experts(out.experts, ~state.done),
+        rounds=state.rounds + 1,
+    )
+
+
+def cut(
+    said: Int[Array, "B P"], count: Int[Array, "B"], ends: Ends, delivered: Int[Array, "B"]
+) -> tuple[Int[Array, "B"], Bool[Array, "B"]]:
+    """How many of the ``count`` tokens said are delivered, and whether the row ends: right after its first stop id,
+    or at its budget. Only tokens that were really said are searched."""
+    place = jnp.arange(said.shape[1])
+    is_stop = (said[:, :, None] == ends.stop[:, None, :]).any(-1) & (place < count[:, None])
+    first = jnp.where(is_stop.any(1), jnp.argmax(is_stop, axis=1) + 1, said.shape[1] + 1)
+    room = ends.budget - delivered
+    kept = jnp.minimum(jnp.minimum(count, first), room)
+    return kept, (first <= kept) | (kept >= room)
+
+
+def deliver(
+    tokens: Int[Array, "B O"], said: Int[Array, "B P"], count: Int[Array, "B"], delivered: Int[Array, "B"]
+) -> Int[Array, "B O"]:
+    """Append the first ``count`` tokens said to each row's output."""
+    place = jnp.arange(said.shape[1])
+    slot = jnp.where(place < count[:, None], delivered[:, None] + place, tokens.shape[1])
+    return tokens.at[jnp.arange(said.shape[0])[:, None], slot].set(said, mode="drop")
+
+
+def distinct_experts(experts: Int[Array, "B T M K"], live: Bool[Array, "B"]) -> Int[Array, "M"]:
+    """Distinct experts that live rows' tokens chose, per mixture layer.
+
+    A sorted list has one more distinct value at each place where it changes; rows that are done are moved to -1.
+    """
+    layers = experts.shape[2]
+    if 0 in experts.shape:
+        return jnp.zeros(layers, jnp.int32)
+    ids = jnp.where(live[:, None, None, None], experts, -1)
+    ids = jnp.sort(jnp.moveaxis(ids, 2, 0).reshape(layers, -1), axis=1)
+    changes = (ids[:, 1:] != ids[:, :-1]).sum(1)
+    return (changes + (ids[:, 0] >= 0)).astype(jnp.int32)

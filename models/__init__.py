@@ -1,0 +1,18 @@
+"""The networks. A family is one file here, one in ``checkpoints/`` and one line in each table."""
+
+from models.dflash import DFlash, DFlashConfig, DFlashDrafter
+from models.gpt_oss import GptOss, GptOssConfig
+from models.qwen3 import Qwen3, Qwen3Config
+
+MODELS: dict[str, tuple[type, type]] = {
+    "gpt_oss": (GptOssConfig, GptOss),
+    "qwen3": (Qwen3Config, Qwen3),
+}
+"""``model_type`` of a target's config.json -> (its config class, its linen module)."""
+
+DRAFTERS: dict[str, tuple[type, type, type]] = {
+    "DFlashDraftModel": (DFlashConfig, DFlash, DFlashDrafter),
+}
+"""Architecture of a drafter's config.json -> (its config class, its linen module, its verbs)."""
+
+__all__ = ["DRAFTERS", "MODELS"]

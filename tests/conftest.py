@@ -1,0 +1,9 @@
+"""Jaxtyping's import hook checks every shape in every signature while the tests run; laws run in float64."""
+
+from jaxtyping import install_import_hook
+
+install_import_hook(["dflash_jax", "models", "kernels_pallas"], "beartype.beartype")
+
+import jax  # noqa: E402
+
+jax.config.update("jax_enable_x64", True)
