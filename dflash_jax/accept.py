@@ -12,7 +12,7 @@ from dflash_jax.shapes import Array, Float, Int
 def leading_matches(drafts: Int[Array, "B drafts"], own: Int[Array, "B P"]) -> Int[Array, "B"]:
     """How many leading drafts equal the target's own choice at their place."""
     equal = drafts == own[:, :-1]
-    return jnp.cumprod(equal.astype(jnp.int32), axis=1).sum(axis=1)
+    return jnp.cumprod(equal.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
 
 
 @dataclass(frozen=True)

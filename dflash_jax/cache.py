@@ -62,9 +62,7 @@ def step_positions(cache: Cache, tokens: int) -> Int[Array, "B T"]:
     return cache.length[:, None] + jnp.arange(tokens, dtype=cache.length.dtype)
 
 
-def write(
-    slots: Slots, k: Float[Array, "B T G H"], v: Float[Array, "B T G H"], positions: Int[Array, "B T"]
-) -> Slots:
+def write(slots: Slots, k: Float[Array, "B T G H"], v: Float[Array, "B T G H"], positions: Int[Array, "B T"]) -> Slots:
     """Put keys and values at their positions.
 
     Raises:
@@ -77,6 +75,9 @@ def write(
             f"{slots.window}: at most {longest}; build the cache with undo >= {positions.shape[1]}"
         )
     slot = positions % slots.k.shape[2] if slots.ring else positions
+    if slot.size == 1:  # XLA turns a scatter of one index into an update-slice and copies the cache: add a dropped one
+        slot = jnp.pad(slot, ((0, 0), (0, 1)), constant_values=slots.k.shape[2])
+        k, v = (jnp.pad(part, ((0, 0), (0, 1), (0, 0), (0, 0))) for part in (k, v))
     rows = jnp.arange(positions.shape[0])[:, None]
     return slots.replace(
         k=slots.k.at[rows, :, slot].set(k.astype(slots.k.dtype), mode="drop"),
@@ -112,5 +113,8 @@ def visible(
 
 
 def rollback(cache: Cache, length: Int[Array, "B"]) -> Cache:
-    """Forget everything at positions ``>= length`` (absolute, per row). Idempotent; the same for every kind of state."""
-    return cache.replace(length=length.astype(cache.length.dtype))
+    """Forget everything at positions ``>= length`` (absolute, per row). Idempotent; the same for every kind of state.
+
+    Below 0 is 0, and what was never heard cannot be kept: a cache does not grow by being rolled back.
+    """
+    return cache.replace(length=jnp.clip(length, 0, cache.length).astype(cache.length.dtype))

@@ -181,7 +181,9 @@ class Decoder:
             raise ValueError("an empty prompt has no last token to go on from; give every row at least one token")
         room = FOREVER if self.context_limit is None else self.context_limit - lengths
         if (np.asarray(room) < 1).any():
-            raise ValueError(f"prompt lengths {lengths.tolist()} leave no room below the limit of {self.context_limit} tokens")
+            raise ValueError(
+                f"prompts of {lengths.tolist()} tokens leave no room below the limit of {self.context_limit}"
+            )
         if max_new_tokens is None:
             if self.context_limit is None:
                 raise ValueError("max_new_tokens is needed: no context limit is known")
@@ -199,16 +201,18 @@ class Decoder:
 
 def collect(state: SpecState, ttft_s: float, decode_s: float) -> Generation:
     """Bring a finished state to the host."""
-    host = jax.device_get(state.replace(cache=None, draft_cache=None, key=None))
-    rounds = int(host.rounds)
-    tokens = [host.tokens[row, :count].tolist() for row, count in enumerate(host.delivered)]
-    stops = [set(row.tolist()) for row in host.ends.stop]
+    tokens, delivered, stop, counts, accepted, union, rounds = jax.device_get(
+        (state.tokens, state.delivered, state.ends.stop, state.counts, state.accepted, state.union, state.rounds)
+    )
+    rounds = int(rounds)
+    texts = [tokens[row, :count].tolist() for row, count in enumerate(delivered)]
+    stops = [set(row.tolist()) for row in stop]
     return Generation(
-        tokens=tokens,
-        finish=["stop" if row and row[-1] in ids else "length" for row, ids in zip(tokens, stops, strict=True)],
-        counts=host.counts[:, :rounds].astype(np.int64),
-        accepted=host.accepted[:, :rounds].astype(np.int64),
-        union=host.union / max(rounds, 1),
+        tokens=texts,
+        finish=["stop" if text and text[-1] in ids else "length" for text, ids in zip(texts, stops, strict=True)],
+        counts=counts[:, :rounds].astype(np.int64),
+        accepted=accepted[:, :rounds].astype(np.int64),
+        union=union / max(rounds, 1),
         ttft_s=ttft_s,
         decode_s=decode_s,
     )

@@ -13,7 +13,6 @@ sum.
 """
 
 from collections.abc import Callable
-from functools import reduce
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +66,10 @@ def mix_experts(
 def _all_experts(x, share, experts, mlp):
     """Every expert, used or not: no conditionals, so XLA may run them side by side. For steps that use nearly all;
     also the differentiable form."""
-    return reduce(lambda total, item: total + share[:, item[0], None] * mlp(x, item[1]), enumerate(experts), jnp.zeros_like(x))
+    total = jnp.zeros_like(x)
+    for index, expert in enumerate(experts):
+        total = total + share[:, index, None] * mlp(x, expert)
+    return total
 
 
 def _used_experts(x, share, used, experts, mlp):
@@ -94,7 +96,7 @@ def _loop_over_used(x, share, used, experts, mlp):
 def split(experts: Expert) -> tuple[Expert, ...]:
     """Stacked experts as a tuple of single ones."""
     count = jax.tree.leaves(experts)[0].shape[0]
-    return tuple(jax.tree.map(lambda leaf: leaf[index], experts) for index in range(count))
+    return tuple(jax.tree.map(lambda leaf, index=index: leaf[index], experts) for index in range(count))
 
 
 def init_experts(

@@ -21,7 +21,7 @@ def rms_norm(
     """Root-mean-square norm, ``x * rsqrt(mean(x**2) + eps) * scale``, normalised in float32.
 
     Two roundings are in use and differ in bfloat16 only. Llama, Qwen3 and GLM cast the normalised value back and then
-    multiply (``Qwen3RMSNorm``); gpt-oss multiplies in float32 and casts last (``GptOssRMSNorm``, ``scale_before_cast``).
+    multiply (``Qwen3RMSNorm``); gpt-oss multiplies in float32 and casts last (``GptOssRMSNorm``).
     """
     wide = x.astype(accumulation_dtype(x.dtype))
     normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)

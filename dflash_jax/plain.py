@@ -26,6 +26,12 @@ class NoDrafter:
         return cache
 
     def propose(
-        self, params: Params, target: Target, target_params: Params, anchor: Int[Array, "B"], cache: tuple, key: jax.Array
+        self,
+        params: Params,
+        target: Target,
+        target_params: Params,
+        anchor: Int[Array, "B"],
+        cache: tuple,
+        key: jax.Array,
     ) -> Draft:
         return Draft(tokens=jnp.full((anchor.shape[0], self.block_size - 1), -1, jnp.int32))

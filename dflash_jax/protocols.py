@@ -91,11 +91,10 @@ class Drafter(Protocol):
         ...
 
 
+@runtime_checkable
 class AcceptRule(Protocol):
     """How much of a draft stands. ``lossless``: the emitted text has exactly the target's own law."""
 
     lossless: bool
 
     def __call__(self, key: jax.Array, draft: Draft, logits: Float[Array, "B P V"]) -> Verdict: ...
-
-

@@ -17,7 +17,7 @@ from dflash_jax.shapes import Array, Bool, Float, Int
 
 @struct.dataclass
 class Ends:
-    """What ends a row. ``budget`` int32 ``[B]``: most tokens to deliver; ``stop`` int32 ``[B Z]``: stop ids, -1 padded."""
+    """What ends a row: ``budget`` int32 ``[B]`` tokens delivered, or one of ``stop`` int32 ``[B Z]`` (-1 padded)."""
 
     budget: jax.Array
     stop: jax.Array

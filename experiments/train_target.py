@@ -5,12 +5,12 @@
 
 Text: the train split of :mod:`experiments.corpus`. The last part of the run trains through MXFP4-rounded experts, so
 that the packed checkpoint is the network that was trained. Writes orbax checkpoints, ``log.jsonl`` and
-``loss.png`` under ``--out``; ``python -m checkpoints.export`` turns the last one into a Hugging Face folder.
+``loss.png`` under ``--out``, and the network in Hugging Face layout, experts in MXFP4, under ``--out/target``.
 """
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -20,10 +20,13 @@ import orbax.checkpoint as ocp
 import tyro
 from rich.progress import track
 
+from checkpoints.export import export_target
+from checkpoints.gpt_oss import hf_config
 from dflash_jax.nn import yarn_rope
-from dflash_jax.training.language_model import TrainState, adamw, cosine_schedule, cross_entropy, init_state, make_update
-from dflash_jax.training.language_model import round_experts_to_mxfp4
+from dflash_jax.training.language_model import cross_entropy, make_update, round_experts_to_mxfp4
+from dflash_jax.training.optimize import TrainState, adamw, cosine_schedule, init_state
 from experiments import corpus
+from experiments.curve import plot_curve
 from models.gpt_oss import GptOss, GptOssConfig
 from models.target import FlaxTarget
 
@@ -49,9 +52,21 @@ class Args:
     seed: int = 0
 
 
+HELD_OUT = ("modeling", "library", "stdlib")
+ROPE_THETA = 150_000.0
+ROPE_SCALING = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 512,
+    "truncate": False,
+}
+
+
 def tiny_gpt_oss() -> GptOssConfig:
     """The shipped shape. Four experts, two per token, and wide matrices: see docs/slower.md for why it can pay."""
-    rope = yarn_rope(150000.0, 64, factor=4.0, original_max_position=512, truncate=False)
+    rope = yarn_rope(ROPE_THETA, 64, factor=4.0, original_max_position=512, truncate=False)
     return GptOssConfig(
         vocab_size=1024,
         hidden_size=384,
@@ -100,17 +115,22 @@ def main(args: Args) -> None:
         return cross_entropy(forward(round_experts_to_mxfp4(params), batch[:, :-1])[0], batch[:, 1:]).mean()
 
     args.out.mkdir(parents=True, exist_ok=True)
-    saved = ocp.CheckpointManager(args.out.absolute() / "checkpoints", options=ocp.CheckpointManagerOptions(max_to_keep=2))
+    options = ocp.CheckpointManagerOptions(max_to_keep=2)
+    saved = ocp.CheckpointManager(args.out.absolute() / "checkpoints", options=options)
     state = init_state(target.init(jax.random.key(args.seed)), optimizer)
     if saved.latest_step() is not None:
         state = saved.restore(saved.latest_step(), args=ocp.args.StandardRestore(state))
         print(f"resumed at update {int(state.step)}")
     size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     print(f"target {size / 1e6:.1f} M parameters, train split {len(splits['train']) / 1e6:.2f} M tokens")
-    run(args, state, update, evaluate, splits, saved)
+    state = run(args, state, update, evaluate, splits, saved)
+    more = {"max_position_embeddings": 2048, "eos_token_id": 0, "pad_token_id": 2}
+    written = hf_config(config, rope_theta=ROPE_THETA, rope_scaling=ROPE_SCALING, **more)
+    export_target(state.params, written, args.out / "target", overwrite=True)
+    print(f"wrote {args.out / 'target'}")
 
 
-def run(args, state: TrainState, update, evaluate, splits, saved) -> None:
+def run(args, state: TrainState, update, evaluate, splits, saved) -> TrainState:
     """The loop: updates, and every ``save_every`` of them a held-out loss, a log line and a checkpoint."""
     log, recent, started = args.out / "log.jsonl", [], time.time()
     first = int(state.step)
@@ -127,7 +147,7 @@ def run(args, state: TrainState, update, evaluate, splits, saved) -> None:
             "balance": float(report["balance"]),
             "quantized": bool(quantized),
             "seconds": time.time() - started,
-            **{f"{name}_loss": held_out_loss(evaluate, state.params, splits[name], args) for name in splits if name != "train"},
+            **{f"{name}_loss": held_out_loss(evaluate, state.params, splits[name], args) for name in HELD_OUT},
         }
         recent = []
         with log.open("a") as handle:
@@ -135,6 +155,9 @@ def run(args, state: TrainState, update, evaluate, splits, saved) -> None:
         print(json.dumps(row), flush=True)
         saved.save(step + 1, args=ocp.args.StandardSave(state))
     saved.wait_until_finished()
+    losses = ("train_loss", "modeling_loss", "library_loss", "stdlib_loss")
+    plot_curve(args.out / "log.jsonl", args.out / "loss.png", x="tokens", lines=losses)
+    return state
 
 
 def load_splits(args: Args) -> dict[str, np.ndarray]:

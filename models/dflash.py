@@ -21,6 +21,9 @@ from dflash_jax.protocols import Draft, Params, Target
 from dflash_jax.shapes import Array, Bool, Float, Int
 from models.hf_config import require, rope_from, windows_from
 
+QWEN3_HEAD_DIM = 128
+"""What an absent ``head_dim`` means in a Qwen3-shaped config (transformers ``Qwen3Config``)."""
+
 
 @dataclass(frozen=True)
 class DFlashConfig:
@@ -64,7 +67,7 @@ class DFlashConfig:
         """
         config = {**config, **(config.get("dflash_config") or {})}
         layers = int(require(config, "num_hidden_layers"))
-        head_dim = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+        head_dim = int(config.get("head_dim") or QWEN3_HEAD_DIM)
         windows = windows_from(config, layers)
         override = config.get("is_causal", config.get("causal"))
         causal = tuple(window is not None if override is None else bool(override) for window in windows)
@@ -242,7 +245,13 @@ class DFlashDrafter:
         return caches.rollback(written, cache.length + count)
 
     def propose(
-        self, params: Params, target: Target, target_params: Params, anchor: Int[Array, "B"], cache: Cache, key: jax.Array
+        self,
+        params: Params,
+        target: Target,
+        target_params: Params,
+        anchor: Int[Array, "B"],
+        cache: Cache,
+        key: jax.Array,
     ) -> Draft:
         """The most likely token of each row's marginal (argmax drafts)."""
         masks = jnp.full((anchor.shape[0], self.block_size - 1), self.config.mask_token_id, anchor.dtype)

@@ -38,6 +38,7 @@ class GptOssConfig:
     rope: Rope
     rms_norm_eps: float = 1e-5
     swiglu_limit: float = 7.0
+    swiglu_alpha: float = 1.702
     tie_word_embeddings: bool = False
 
     @classmethod
@@ -65,6 +66,7 @@ class GptOssConfig:
             rope=rope_from(config, head_dim),
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-5)),
             swiglu_limit=float(config.get("swiglu_limit", 7.0)),
+            swiglu_alpha=float(config.get("swiglu_alpha", 1.702)),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         )
 
@@ -81,7 +83,7 @@ class Attention(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T D"], slots: Slots, positions, angles) -> tuple[Float[Array, "B T D"], Slots]:
+    def __call__(self, x: Float[Array, "B T D"], slots: Slots, positions, angles) -> tuple[jax.Array, Slots]:
         c = self.config
         q = self._project("q", x, c.heads)
         k = self._project("k", x, c.kv_heads)
@@ -123,7 +125,8 @@ class Moe(nn.Module):
 
     def _expert(self, x: Float[Array, "T D"], expert: dict) -> Float[Array, "T D"]:
         both = matmul(x, expert["gate_up"]) + expert["gate_up_bias"]
-        unit = clamped_swiglu(both[:, 0::2], both[:, 1::2], limit=self.config.swiglu_limit)
+        limit, alpha = self.config.swiglu_limit, self.config.swiglu_alpha
+        unit = clamped_swiglu(both[:, 0::2], both[:, 1::2], limit=limit, alpha=alpha)
         return matmul(unit, expert["down"]) + expert["down_bias"]
 
     def _init_experts(self, key: jax.Array):
@@ -131,7 +134,10 @@ class Moe(nn.Module):
         return init_experts(
             key,
             count=c.experts,
-            matrices={"gate_up": (c.hidden_size, 2 * c.intermediate_size), "down": (c.intermediate_size, c.hidden_size)},
+            matrices={
+                "gate_up": (c.hidden_size, 2 * c.intermediate_size),
+                "down": (c.intermediate_size, c.hidden_size),
+            },
             biases={"gate_up_bias": 2 * c.intermediate_size, "down_bias": c.hidden_size},
             layout=self.layout,
             dtype=self.dtype,

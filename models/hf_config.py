@@ -23,7 +23,7 @@ def rope_from(config: dict[str, Any], head_dim: int) -> Rope:
         ValueError: for a rope type other than default and yarn, or a YaRN block without its factor.
     """
     spec = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = spec.get("rope_theta") or require(config, "rope_theta")
+    theta = float(spec.get("rope_theta") or require(config, "rope_theta"))
     kind = spec.get("rope_type") or spec.get("type") or "default"
     if kind == "default":
         return plain_rope(theta, head_dim)
@@ -47,10 +47,16 @@ def rope_from(config: dict[str, Any], head_dim: int) -> Rope:
 def windows_from(config: dict[str, Any], layers: int) -> tuple[int | None, ...]:
     """The sliding window of every layer, None for full attention (``layer_types``, ``sliding_window``).
 
+    Without ``layer_types``, ``use_sliding_window`` makes the layers from ``max_window_layers`` on slide
+    (``Qwen3Config``); without either, all attention is full.
+
     Raises:
         ValueError: if ``layer_types`` has another length, an unknown name, or a sliding layer without a window.
     """
-    kinds = config.get("layer_types") or ["full_attention"] * layers
+    kinds = config.get("layer_types")
+    if not kinds:
+        first = int(config.get("max_window_layers") or 0) if config.get("use_sliding_window") else layers
+        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
     if len(kinds) != layers:
         raise ValueError(f"config.json: layer_types has {len(kinds)} entries, num_hidden_layers is {layers}")
     unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})

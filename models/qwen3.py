@@ -43,16 +43,14 @@ class Qwen3Config:
             ValueError: naming the key that is missing or unsupported.
         """
         layers = int(require(config, "num_hidden_layers"))
-        heads = int(require(config, "num_attention_heads"))
-        hidden = int(require(config, "hidden_size"))
-        head_dim = int(config.get("head_dim") or hidden // heads)
+        head_dim = int(config.get("head_dim") or 128)  # the default of transformers' Qwen3Config
         if config.get("attention_bias"):
             raise ValueError("config.json: attention_bias is true; no released Qwen3 has it and it is not supported")
         return cls(
             vocab_size=int(require(config, "vocab_size")),
-            hidden_size=hidden,
+            hidden_size=int(require(config, "hidden_size")),
             layers=layers,
-            heads=heads,
+            heads=int(require(config, "num_attention_heads")),
             kv_heads=int(require(config, "num_key_value_heads")),
             head_dim=head_dim,
             intermediate_size=int(require(config, "intermediate_size")),
@@ -74,7 +72,7 @@ class Attention(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T D"], slots: Slots, positions, angles) -> tuple[Float[Array, "B T D"], Slots]:
+    def __call__(self, x: Float[Array, "B T D"], slots: Slots, positions, angles) -> tuple[jax.Array, Slots]:
         c = self.config
         q = self._normed("q_norm", self._project("q", x, c.heads))
         k = self._normed("k_norm", self._project("k", x, c.kv_heads))

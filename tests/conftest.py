@@ -2,7 +2,10 @@
 
 from jaxtyping import install_import_hook
 
-install_import_hook(["dflash_jax", "models", "kernels_pallas"], "beartype.beartype")
+from tests.support.typechecking import functions_only
+
+CHECKER = f"{functions_only.__module__}.{functions_only.__name__}"
+install_import_hook(["dflash_jax", "models", "kernels_pallas"], CHECKER)
 
 import jax  # noqa: E402
 

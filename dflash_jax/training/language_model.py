@@ -1,47 +1,18 @@
-"""The train step of the small targets that this project ships: next-token cross-entropy, router balance, AdamW."""
+"""The train step of the small targets that this project ships: next-token cross-entropy and router balance."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import struct
 
 from dflash_jax.protocols import Params
 from dflash_jax.shapes import Array, Float, Int
+from dflash_jax.training.optimize import TrainState, apply_gradients
 from kernels_pallas.mxfp4.rounding import round_to_mxfp4
 
 BALANCE_WEIGHT = 0.01
 """Weight of the router balance loss (Switch Transformer, arXiv 2101.03961, section 2.2)."""
-
-
-@struct.dataclass
-class TrainState:
-    """Parameters, optimiser state and the count of updates done."""
-
-    step: jax.Array
-    params: Params
-    optimizer: Any
-
-
-def cosine_schedule(updates: int, peak: float, warmup: int) -> optax.Schedule:
-    """Linear warm-up over ``warmup`` updates, then a cosine down to 2% of the peak."""
-    return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, updates, end_value=0.02 * peak)
-
-
-def adamw(rate: optax.Schedule, weight_decay: float) -> optax.GradientTransformation:
-    """AdamW (b2 0.95) behind a clip of the global norm at 1. Matrices decay, vectors do not."""
-
-    def decays(params: Params) -> Params:
-        return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
-
-    rule = optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=weight_decay, mask=decays)
-    return optax.chain(optax.clip_by_global_norm(1.0), rule)
-
-
-def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
-    return TrainState(step=jnp.zeros((), jnp.int32), params=params, optimizer=optimizer.init(params))
 
 
 def round_experts_to_mxfp4(params: Params, matrices: tuple[str, ...] = ("gate_up", "down")) -> Params:
@@ -96,17 +67,7 @@ def make_update(
     @jax.jit
     def update(state, batch):
         grads, report = jax.grad(objective, has_aux=True)(state.params, batch)
-        return apply_gradients(state, grads, optimizer, report)
+        state, norm = apply_gradients(state, grads, optimizer)
+        return state, report | {"grad_norm": norm}
 
     return update
-
-
-def apply_gradients(state: TrainState, grads: Params, optimizer: optax.GradientTransformation, report: dict):
-    """One optimiser step; a gradient that is not finite changes nothing but the count. Returns (state, report)."""
-    norm = optax.global_norm(grads)
-    changes, moved = optimizer.update(grads, state.optimizer, state.params)
-    stepped = TrainState(state.step + 1, optax.apply_updates(state.params, changes), moved)
-    kept = state.replace(step=state.step + 1)
-    finite = jnp.isfinite(norm)
-    state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), stepped, kept)
-    return state, report | {"grad_norm": norm}

@@ -14,7 +14,7 @@ LARGEST = 6.0
 
 @struct.dataclass
 class Mxfp4:
-    """A packed weight. ``codes`` uint8 ``[..., O, I/2]``, ``scales`` uint8 ``[..., O, I/32]``; leading axes are free."""
+    """A packed weight: ``codes`` uint8 ``[..., O, I/2]``, ``scales`` uint8 ``[..., O, I/32]``."""
 
     codes: jax.Array
     scales: jax.Array
@@ -43,10 +43,11 @@ def pack(weight: np.ndarray) -> Mxfp4:
 
 
 def scale_exponent(largest: np.ndarray) -> np.ndarray:
-    """The smallest integer e with ``largest <= 6 * 2**e``, within the scale byte's range; 0 for an all-zero block."""
+    """The smallest integer e with ``largest <= 6 * 2**e``, within the normal float32 range; 0 for an all-zero
+    block."""
     mantissa, exponent = np.frexp(largest / LARGEST)
     exponent = np.where(mantissa == 0.5, exponent - 1, exponent)
-    return np.clip(np.where(largest == 0, 0, exponent), -127, 127).astype(np.int32)
+    return np.clip(np.where(largest == 0, 0, exponent), -126, 127).astype(np.int32)
 
 
 def nearest_code(value: np.ndarray) -> np.ndarray:

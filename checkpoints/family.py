@@ -1,0 +1,44 @@
+"""What the loader asks of a family: its rules, and for mixtures how the stored experts become parameters."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from checkpoints.reader import Reader
+from checkpoints.rules import Rule, Skip
+
+Rules = tuple[Rule | Skip, ...]
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A choice for the experts of one checkpoint.
+
+    Attributes:
+        layout: of :data:`dflash_jax.moe.LAYOUTS`.
+        rules: file tensors <-> parameters in that layout.
+        dtype: of the decoded matrices.
+        note: the choice in words, for the report.
+    """
+
+    layout: str
+    rules: Rules
+    dtype: jnp.dtype
+    note: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """Rules of a model type.
+
+    Attributes:
+        rules: of everything but routed experts.
+        experts: for mixtures, the choice ``(config, reader, dtype, option) -> Experts``.
+        expert_rules: for mixtures, ``(stored, layout) -> rules``; stored is "mxfp4" or "plain".
+    """
+
+    rules: Rules
+    experts: Callable[[dict[str, Any], Reader, jnp.dtype, str | None], Experts] | None = None
+    expert_rules: Callable[[str, str], Rules] | None = None

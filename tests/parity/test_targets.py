@@ -1,0 +1,105 @@
+"""Targets against the PyTorch golden files: logits, residual streams, increments, greedy text.
+
+The goldens are float64 runs of transformers 5.24 (see ``tests/goldens/README.md``), so the bound of 1e-5 * max(1, std)
+is on our own error alone. The float32 bound is the same for everything that float32 can hold to it; see ``BOUNDS``.
+"""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from checkpoints.load import load_target
+from dflash_jax.generate import Decoder
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+TARGETS = sorted(
+    case.parent.name for case in GOLDENS.glob("*/case.json") if json.loads(case.read_text())["kind"] == "target"
+)
+BOUNDS = {"float64": 1e-5, "float32": 2e-5}
+"""Allowed error in units of max(1, std of the golden)."""
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def case(request):
+    folder = GOLDENS / request.param
+    return folder, json.loads((folder / "case.json").read_text()), load_file(folder / "expected.safetensors")
+
+
+def run(folder, dtype, pieces):
+    """Logits ``[B T V]`` and residuals ``[L B T D]`` of the golden's text, heard in pieces of the given lengths."""
+    config = json.loads((folder / "config.json").read_text())
+    taps = tuple(range(config["num_hidden_layers"]))
+    target, params = load_target(folder, dtype=jnp.dtype(dtype), taps=taps)
+    ids = load_file(folder / "expected.safetensors")["input_ids"]
+    step, unembed = jax.jit(target.step), jax.jit(target.unembed)
+    cache = target.init_cache(ids.shape[0], 64, max(pieces))
+    logits, residuals, at = [], [], 0
+    for piece in pieces:
+        out = step(params, jnp.asarray(ids[:, at : at + piece], jnp.int32), cache)
+        cache, at = out.cache, at + piece
+        logits.append(unembed(params, out.hidden))
+        residuals.append(jnp.moveaxis(out.features, 2, 0))
+    return np.concatenate(logits, 1), np.concatenate(residuals, 2)
+
+
+def assert_close(actual, golden, dtype, what):
+    bound = BOUNDS[dtype] * max(1.0, float(golden.std()))
+    worst = float(np.abs(np.asarray(actual, np.float64) - golden).max())
+    assert worst <= bound, f"{what}: off by {worst:.2e}, allowed {bound:.2e}"
+
+
+def pieces_of(length):
+    """Blocks, single tokens and blocks again: two lengths, so two compilations."""
+    start = [7, 1, 1, 1, 7, 1, 7, 7]
+    return [*start, *[1] * (length - sum(start))]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_full_forward_and_taps(case, dtype):
+    folder, _, golden = case
+    logits, residuals = run(folder, dtype, [golden["input_ids"].shape[1]])
+    assert_close(logits, golden["logits"], dtype, "logits")
+    assert_close(residuals, golden["residuals"][1:], dtype, "residual stream")
+
+
+def test_incremental(case):
+    folder, _, golden = case
+    logits, residuals = run(folder, "float32", pieces_of(golden["input_ids"].shape[1]))
+    assert_close(logits, golden["incremental_logits"], "float32", "incremental logits")
+    assert_close(residuals, golden["residuals"][1:], "float32", "incremental residual stream")
+
+
+def test_greedy_text(case):
+    folder, description, golden = case
+    target, params = load_target(folder)
+    prompts = golden["input_ids"][:, : description["text"]["greedy_prefix"]].tolist()
+    wanted = golden["greedy_ids"]
+    assert Decoder(target, params).generate(prompts, wanted.shape[1]).tokens == wanted.tolist()
+
+
+@pytest.mark.parametrize("experts", ["packed", "float32"])
+def test_packed_and_unpacked_experts_give_the_same_logits(experts):
+    folder = GOLDENS / "gpt_oss_mxfp4"
+    target, params = load_target(folder, experts=experts)
+    golden = load_file(folder / "expected.safetensors")
+    ids = jnp.asarray(golden["input_ids"], jnp.int32)
+    out = jax.jit(target.step)(params, ids, target.init_cache(ids.shape[0], 64, ids.shape[1]))
+    assert_close(target.unembed(params, out.hidden), golden["logits"], "float32", experts)
+
+
+def test_a_wrong_window_is_seen():
+    """The comparison can fail: one token more in the window moves the logits far beyond the bound."""
+    folder = GOLDENS / "gpt_oss_mxfp4"
+    target, params = load_target(folder)
+    golden = load_file(folder / "expected.safetensors")
+    ids = jnp.asarray(golden["input_ids"], jnp.int32)
+    cache = target.init_cache(ids.shape[0], 64, ids.shape[1])
+    wider = tuple(s.replace(window=s.window + 1) if s.window else s for s in cache.layers)
+    out = jax.jit(target.step)(params, ids, cache.replace(layers=wider))
+    with pytest.raises(AssertionError, match="off by"):
+        assert_close(target.unembed(params, out.hidden), golden["logits"], "float32", "logits")
