@@ -1,0 +1,95 @@
+"""Does speculative decoding write the text that plain decoding writes? And where it does not: a tie, or a defect?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import numpy as np
+
+from dflash_jax.cache import Cache
+from dflash_jax.generate import Decoder
+from dflash_jax.protocols import Params, Target
+from dflash_jax.shapes import Array, Float, Int
+
+TIE = {"float32": 1e-3, "bfloat16": 0.25}
+"""Dtype -> logit margin below which the order of the two best tokens may turn on rounding: a matmul of another width
+adds up in another order. State corruption shows margins of 0.6 and more."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first token of a prompt's text at which the two runs part.
+
+    Attributes:
+        prompt: index of the prompt.
+        place: index of the token in the text.
+        plain, speculative: the two tokens; None where a text had ended.
+        margin: largest minus second largest logit of the target there, after the text that both agree on.
+        tie: whether rounding can explain it (:data:`TIE`).
+    """
+
+    prompt: int
+    place: int
+    plain: int | None
+    speculative: int | None
+    margin: float
+    tie: bool
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Over ``prompts`` texts; ``share`` of them are the same ids from first to last."""
+
+    prompts: int
+    divergences: tuple[Divergence, ...]
+
+    @property
+    def share(self) -> float:
+        return 1.0 - len(self.divergences) / self.prompts
+
+
+@partial(jax.jit, static_argnames="target")
+def two_best(target: Target, params: Params, token: Int[Array, "B T"], cache: Cache) -> Float[Array, "B T V"]:
+    """The two largest logits after one more token of every row."""
+    return jax.lax.top_k(target.unembed(params, target.step(params, token, cache).hidden), 2)[0]
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Index of the first place where two texts differ, which may be the end of the shorter; None: they are equal."""
+    for place, (mine, theirs) in enumerate(zip(one, other, strict=False)):
+        if mine != theirs:
+            return place
+    return None if len(one) == len(other) else min(len(one), len(other))
+
+
+def margin_after(decoder: Decoder, text: Sequence[int]) -> float:
+    """Largest minus second largest logit of the target after it heard ``text``. ``decoder`` is plain."""
+    target, heard = decoder.target, list(text[:-1])
+    cache = decoder.start([heard], 1).cache if heard else target.init_cache(1, 8, 4)
+    best = two_best(target, decoder.params, np.array([text[-1:]], np.int32), cache)[0, 0]
+    return float(best[0] - best[1])
+
+
+def compare(
+    decoder: Decoder,
+    prompts: Sequence[list[int]],
+    plain: Sequence[list[int]],
+    speculative: Sequence[list[int]],
+    dtype: str,
+) -> Agreement:
+    """Hold both texts of every prompt against each other.
+
+    Args:
+        decoder: plain; asked for the margin where two texts part.
+        dtype: the run's, a key of :data:`TIE`.
+    """
+    found = []
+    for index, (prompt, mine, theirs) in enumerate(zip(prompts, plain, speculative, strict=True)):
+        place = first_difference(mine, theirs)
+        if place is None:
+            continue
+        margin = margin_after(decoder, [*prompt, *mine[:place]])
+        sides = [text[place] if place < len(text) else None for text in (mine, theirs)]
+        found.append(Divergence(index, place, *sides, margin=margin, tie=margin < TIE[dtype]))
+    return Agreement(len(prompts), tuple(found))

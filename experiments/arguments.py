@@ -1,0 +1,82 @@
+"""The command line of run_spec."""
+
+import shlex
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+SHIPPED = "tiny-gpt-oss"
+Split = Literal["modeling", "library", "stdlib"]
+Format = Literal["packed", "bfloat16", "float32"]
+
+
+def _option(metavar: str, default: str, *aliases: str) -> object:
+    """How --help shows an option whose default is worked out later."""
+    return tyro.conf.arg(metavar=metavar, aliases=list(aliases), help_behavior_hint=f"({default})")
+
+
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+
+
+@dataclass(frozen=True)
+class Args:
+    """What to run; the defaults are the shipped pair on held-out prompts."""
+
+    target: Annotated[Path | None, _option("DIR", "default: of --pair", "--model")] = None
+    """Hugging Face folder of a target of any known family; with --draft"""
+    draft: Annotated[Path | None, _option("DIR", "default: of --pair", "--draft-model")] = None
+    """Hugging Face folder of the DFlash drafter trained for it"""
+    pair: Annotated[str | None, _option("NAME", f"default: {SHIPPED}")] = None
+    """a shipped pair, in place of the two folders"""
+    prompt: Annotated[str | None, _option("TEXT", "default: --prompts")] = None
+    """one prompt"""
+    prompts: Annotated[Path | None, _option("FILE.jsonl", "default: the shipped ones")] = None
+    """JSON lines: objects with "text" and, if they like, a "split" to choose by"""
+    split: Annotated[Split | None, _option("{modeling,library,stdlib}", "default: modeling")] = None
+    """only rows of this split; of the shipped held-out prompts, modeling is the easiest and stdlib the least alike"""
+    max_samples: int = 4
+    """most prompts to take, from the top"""
+    block_size: Annotated[int | None, _option("P", "default: as trained")] = None
+    """tokens per verification: the anchor and P-1 drafts"""
+    num_speculative_tokens: Annotated[int | None, _option("P-1", "default: as trained")] = None
+    """the same, counted in drafts"""
+    max_new_tokens: int = 128
+    """most tokens per prompt"""
+    batch: int = 1
+    """prompts decoded together"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """of weights and caches"""
+    experts: Annotated[Format | None, _option("{packed,bfloat16,float32}", "default: decoded if small")] = None
+    """how routed experts are held; packed keeps MXFP4"""
+    stream: Switch = False
+    """first show the text as it comes: accepted drafts green, the target's own tokens plain"""
+    baseline: bool = True
+    """also decode without the drafter; speedup and agreement need it"""
+    repeats: int = 3
+    """timed repeats of each, at least 3"""
+    seed: int = 0
+    """of the run's key; greedy decoding draws nothing"""
+    json: Annotated[Path | None, _option("PATH", "default: none")] = None
+    """write every figure and what it depends on"""
+    plots: Annotated[Path | None, _option("DIR", "default: none")] = None
+    """write pictures"""
+    explain: Switch = False
+    """define every line after the summary"""
+    quiet: Switch = False
+    """no progress on stderr"""
+
+
+def command(args: Args) -> str:
+    """The line that repeats a run: every argument that is not its default."""
+    words = ["python", "-m", "experiments.run_spec"]
+    for field in fields(args):
+        value, flag = getattr(args, field.name), field.name.replace("_", "-")
+        if value == field.default:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
+    return shlex.join(words)

@@ -1,0 +1,228 @@
+"""Who runs against whom, in which order: every ratio comes from neighbouring runs on the same prompt."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from experiments.bench_pipe import Refused
+
+PLAIN, SPEC = "plain", "spec"
+RATIOS = {
+    "plain_over_transformers": (PLAIN, "transformers"),
+    "spec_over_plain": (SPEC, PLAIN),
+    "spec_over_transformers_dflash": (SPEC, "transformers_dflash"),
+    "spec_over_zlab_dflash": (SPEC, "zlab_dflash"),
+    "spec_over_llamacpp": (SPEC, "llamacpp"),
+}
+"""Name of a ratio of tokens per second -> its two contestants."""
+
+CALIBRATION_RUNS = 2
+
+
+class Player(Protocol):
+    """What can be asked to decode: a :class:`~experiments.bench_pipe.Child`, or a stand-in."""
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contestant in one of its variants at one thread setting. ``variant``: sorted ``(option, value)`` pairs."""
+
+    contestant: str
+    threads: int
+    variant: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def label(self) -> str:
+        return ", ".join(f"block {value}" if name == "block" else str(value) for name, value in self.variant)
+
+
+def entry(contestant: str, threads: int, variant: Mapping[str, Any]) -> Entry:
+    return Entry(contestant, threads, tuple(sorted(variant.items())))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One decoding of one prompt.
+
+    Attributes:
+        rate: tokens per second after the first: ``(N - 1) / (time of N tokens - time of 1 token)``; nan if noise made
+            that difference vanish.
+        tokens_per_round: ``(N - 1) / rounds``, nan if the contestant does not count its rounds.
+        cpu_share: CPU seconds / (wall seconds x threads): below 1, others had the CPUs or threads waited.
+        first_s: time of 1 token, the prompt's.
+        union: mean distinct experts per layer and round, if known.
+    """
+
+    prompt: int
+    rate: float
+    tokens_per_round: float
+    cpu_share: float
+    first_s: float
+    tokens: tuple[int, ...]
+    union: float | None = None
+
+
+@dataclass(frozen=True)
+class Duel:
+    """Two entries whose ratio, first over second, is wanted; ``ratio`` is a name of :data:`RATIOS`."""
+
+    ratio: str
+    first: Entry
+    second: Entry
+
+
+@dataclass
+class Contest:
+    """The players, and everything that was measured.
+
+    Attributes:
+        players: (contestant, threads) -> who decodes it.
+        prompts: token ids.
+        new_tokens: N, for every contestant alike.
+    """
+
+    players: Mapping[tuple[str, int], Player]
+    prompts: Sequence[list[int]]
+    new_tokens: int
+    samples: dict[Entry, list[Sample]] = field(default_factory=dict)
+    ratios: dict[Duel, list[float]] = field(default_factory=dict)
+    failures: dict[Entry, str] = field(default_factory=dict)
+
+    def play(self, who: Entry, prompt: int, tokens: int | None = None) -> Sample:
+        """Decode one prompt: 1 token, then N."""
+        player, count = self.players[who.contestant, who.threads], tokens or self.new_tokens
+        request = dict(method=who.contestant, prompt=self.prompts[prompt], **dict(who.variant))
+        one = player.ask("generate", tokens=1, **request)
+        many = player.ask("generate", tokens=count, **request)
+        return sample_of(prompt, one, many, who.threads)
+
+    def calibrate(
+        self, contestant: str, threads: int, options: Mapping[str, Sequence[Any]], tokens: int
+    ) -> tuple[Entry, dict[Entry, float]]:
+        """The fastest variant, each option in turn over all its values while the others stay; and every rate seen.
+
+        Raises:
+            Refused: if the contestant cannot decode at all.
+        """
+        chosen = {name: values[0] for name, values in options.items() if values}
+        seen: dict[Entry, float] = {}
+        for name, values in options.items():
+            for value in values:
+                who = entry(contestant, threads, {**chosen, name: value})
+                if who not in seen:
+                    runs = [self.play(who, 0, tokens).rate for _ in range(CALIBRATION_RUNS + 1)][1:]  # the first warms
+                    seen[who] = statistics.median(_finite(runs) or [0.0])
+            if values:
+                chosen = dict(max((w for w in seen), key=lambda w: seen[w]).variant)
+        best = entry(contestant, threads, chosen)
+        if not seen:
+            self.play(best, 0, tokens)
+            seen[best] = self.play(best, 0, tokens).rate
+        return best, seen
+
+    def run(self, duels: Sequence[Duel], deadline: float, cycles: int, note: Callable[[str], None]) -> int:
+        """Every duel once per cycle, one prompt a cycle, who goes first alternating; returns full cycles.
+
+        Stops early where the next cycle would pass the ``deadline`` (of :func:`time.monotonic`), never before one.
+        """
+        longest = 0.0
+        for cycle in range(cycles):
+            started = time.monotonic()
+            if cycle and started + longest > deadline:
+                return cycle
+            for duel in self.open(duels):
+                note(f"{duel.ratio} ({duel.setting})")
+                self._fight(duel, cycle % len(self.prompts), reverse=cycle % 2 == 1)
+            longest = max(longest, time.monotonic() - started)
+        return cycles
+
+    def open(self, duels: Sequence[Duel]) -> Iterator[Duel]:
+        """The duels neither of whose entries has failed."""
+        return (duel for duel in duels if not {duel.first, duel.second} & set(self.failures))
+
+    def _fight(self, duel: Duel, prompt: int, reverse: bool) -> None:
+        order = (duel.second, duel.first) if reverse else (duel.first, duel.second)
+        rates = {}
+        for who in order:
+            try:
+                sample = self.play(who, prompt)
+            except Refused as refusal:
+                self.failures[who] = str(refusal)
+                return
+            self.samples.setdefault(who, []).append(sample)
+            rates[who] = sample.rate
+        ratio = rates[duel.first] / rates[duel.second]
+        if math.isfinite(ratio):
+            self.ratios.setdefault(duel, []).append(ratio)
+
+
+def sample_of(prompt: int, one: Mapping[str, Any], many: Mapping[str, Any], threads: int) -> Sample:
+    """From the answers for 1 token and for N."""
+    more, seconds = len(many["tokens"]) - 1, many["seconds"] - one["seconds"]
+    cpu = many.get("cpu_seconds")
+    return Sample(
+        prompt=prompt,
+        rate=more / seconds if seconds > 0 and more > 0 else math.nan,
+        tokens_per_round=more / many["rounds"] if many.get("rounds") else math.nan,
+        cpu_share=math.nan if cpu is None else cpu / (many["seconds"] * threads),
+        first_s=one["seconds"],
+        tokens=tuple(many["tokens"]),
+        union=many.get("union"),
+    )
+
+
+Chosen = Mapping[tuple[str, int], Entry]
+"""(contestant, threads) -> its best variant at that setting."""
+
+
+def opening(chosen: Chosen, blocks: Mapping[int, Sequence[Entry]]) -> list[Duel]:
+    """What settles our own best block and setting: every block against plain decoding, and plain against transformers.
+
+    Args:
+        blocks: per thread setting, our speculative decoding at every block size.
+    """
+    duels = []
+    for threads, entries in blocks.items():
+        duels += [Duel("spec_over_plain", each, chosen[PLAIN, threads]) for each in entries]
+        if ("transformers", threads) in chosen:
+            pair = chosen[PLAIN, threads], chosen["transformers", threads]
+            duels.append(Duel("plain_over_transformers", *pair))
+    return duels
+
+
+def closing(chosen: Chosen, better: Mapping[str, int]) -> list[Duel]:
+    """The rest: our best block against every peer at every setting, and every ratio with both at their better setting.
+
+    Args:
+        better: contestant -> the thread setting at which it was faster.
+    """
+    duels = []
+    for ratio, (first, second) in RATIOS.items():
+        settings = [(t, t) for t in sorted({threads for _, threads in chosen})]
+        if first in better and second in better:
+            settings.append((better[first], better[second]))
+        pairs = [((first, a), (second, b)) for a, b in settings]
+        duels += [Duel(ratio, chosen[a], chosen[b]) for a, b in pairs if a in chosen and b in chosen]
+    return list(dict.fromkeys(duels))
+
+
+def median_rate(samples: Sequence[Sample]) -> float:
+    """Median tokens per second; nan without a valid sample."""
+    return statistics.median(_finite([sample.rate for sample in samples]) or [math.nan])
+
+
+def first_divergence(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
+    """Index of the first token that differs; None if all are equal."""
+    if list(tokens) == list(reference):
+        return None
+    pairs = enumerate(zip(tokens, reference, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(tokens), len(reference)))
+
+
+def _finite(values: Sequence[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]

@@ -1,0 +1,190 @@
+"""A target and its drafter: where they lie, what is refused before a weight is read, and how they are loaded."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from tokenizers import Tokenizer
+
+import checkpoints
+from checkpoints.load import load_drafter, load_target, read_config, stop_ids
+from dflash_jax.generate import Decoder
+from dflash_jax.protocols import Drafter, Params, Target
+from models.dflash import DFlashConfig
+
+PAIRS = Path(checkpoints.__file__).parent / "pairs"
+"""Shipped pairs: ``NAME/`` is a target and ``NAME-dflash/`` its drafter."""
+
+DRAFT_SUFFIX = "-dflash"
+WIDEST_BLOCK = 127
+"""Rounds are counted in int8."""
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where a pair lies, and the parts of its configs that are needed before its weights."""
+
+    target: Path
+    draft: Path
+    block_size: int
+    context_limit: int | None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return self.target.resolve().name, self.draft.resolve().name
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A pair in words and numbers.
+
+    Attributes:
+        names: folders of target and drafter.
+        rule: the accept rule, and whether it is ``lossless``.
+        block_size: P, the anchor and P-1 drafts.
+        experts: E of a mixture layer, 0 for a dense target; ``experts_per_token``: K.
+    """
+
+    names: tuple[str, str]
+    rule: str
+    lossless: bool
+    block_size: int
+    experts: int
+    experts_per_token: int
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A loaded pair. ``expert_format``: how the routed experts are held ("packed", a dtype, or "none")."""
+
+    names: tuple[str, str]
+    target: Target
+    params: Params
+    drafter: Drafter
+    draft_params: Params
+    tokenizer: Tokenizer
+    stop: tuple[int, ...]
+    context_limit: int | None
+    dtype: str
+    expert_format: str
+
+    @property
+    def speculative(self) -> Decoder:
+        return Decoder(self.target, self.params, self.drafter, self.draft_params, context_limit=self.context_limit)
+
+    @property
+    def plain(self) -> Decoder:
+        """The same loop without a drafter, one token a round: plain decoding at its best."""
+        return Decoder(self.target, self.params, context_limit=self.context_limit)
+
+    @property
+    def facts(self) -> Facts:
+        rule = self.speculative.rule
+        return Facts(
+            names=self.names,
+            rule=type(rule).__name__.lower(),
+            lossless=rule.lossless,
+            block_size=self.drafter.block_size,
+            experts=self.target.experts,
+            experts_per_token=getattr(self.target.config, "experts_per_token", 0),
+        )
+
+
+def known_pairs(root: Path = PAIRS) -> list[str]:
+    """Names of the shipped pairs."""
+    names = [folder.name for folder in root.iterdir() if folder.is_dir()] if root.is_dir() else []
+    return sorted(name for name in names if not name.endswith(DRAFT_SUFFIX) and name[0].isalnum())
+
+
+def locate(pair: str | None, target: Path | None, draft: Path | None, root: Path = PAIRS) -> tuple[Path, Path]:
+    """The folders of a pair, given by its name or by the two folders.
+
+    Raises:
+        ValueError: an unknown name, one folder without the other, both ways at once, or a folder that is missing.
+    """
+    if pair is not None and (target or draft):
+        raise ValueError("--pair names both checkpoints; leave out --target and --draft, or --pair")
+    if target or draft:
+        if target is None:
+            raise ValueError(f"--draft {draft} needs its target: add --target DIR")
+        if draft is None:
+            raise ValueError(f"--target {target} has no drafter: add --draft DIR (a DFlash checkpoint trained for it)")
+    else:
+        known = known_pairs(root)
+        if pair not in known:
+            raise ValueError(f"unknown pair {pair!r}; known: {', '.join(known) or 'none'}")
+        target, draft = root / pair, root / (pair + DRAFT_SUFFIX)
+    for role, folder in (("target", target), ("drafter", draft)):
+        if not (folder / "config.json").is_file():
+            what = "has no config.json" if folder.is_dir() else "does not exist"
+            raise ValueError(f"{role} folder {folder} {what}; expected a Hugging Face checkpoint folder")
+    return target, draft
+
+
+def inspect(target: Path, draft: Path, block_size: int | None) -> Folders:
+    """Read both configs and settle the block size.
+
+    Args:
+        block_size: the anchor and P-1 drafts; None: as the drafter was trained.
+
+    Raises:
+        ValueError: a config that cannot be used, or a block size out of range.
+    """
+    trained = DFlashConfig.from_hf(read_config(draft)).block_size
+    size = trained if block_size is None else block_size
+    if not 2 <= size <= WIDEST_BLOCK:
+        raise ValueError(f"--block-size {size}: the anchor and at least one draft, 2 to {WIDEST_BLOCK}")
+    limit = read_config(target).get("max_position_embeddings")
+    return Folders(target, draft, size, None if limit is None else int(limit))
+
+
+def load_tokenizer(target: Path) -> Tokenizer:
+    """The target's tokenizer.
+
+    Raises:
+        ValueError: if the folder has no ``tokenizer.json``.
+    """
+    file = target / "tokenizer.json"
+    if not file.is_file():
+        raise ValueError(f"{target} has no tokenizer.json; copy it from the release, prompts are given as text")
+    return Tokenizer.from_file(str(file))
+
+
+def load_pair(folders: Folders, tokenizer: Tokenizer, *, dtype: str, experts: str | None) -> Pair:
+    """Load both networks, the drafter first: that the two fit is checked before the large one is read.
+
+    Raises:
+        ValueError: whatever the loader refuses.
+    """
+    drafter, draft_params = load_drafter(folders.draft, folders.target, dtype=jnp.dtype(dtype))
+    taps = drafter.config.taps
+    target, params = load_target(folders.target, dtype=jnp.dtype(dtype), experts=experts, taps=taps)
+    return Pair(
+        names=folders.names,
+        target=target,
+        params=params,
+        drafter=replace(drafter, block_size=folders.block_size),
+        draft_params=draft_params,
+        tokenizer=tokenizer,
+        stop=stop_ids(folders.target),
+        context_limit=folders.context_limit,
+        dtype=dtype,
+        expert_format=expert_format(params),
+    )
+
+
+def expert_leaves(params: Params) -> list[tuple[str, Any]]:
+    """``(path, array)`` of every leaf that belongs to a routed expert."""
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
+    return [(path, leaf) for path, leaf in named if "/experts/" in path]
+
+
+def expert_format(params: Params) -> str:
+    """How the experts are held: "packed" for MXFP4, else the dtype of their matrices; "none" for a dense network."""
+    kinds = {str(leaf.dtype) for path, leaf in expert_leaves(params) if not path.endswith("_bias")}
+    if not kinds:
+        return "none"
+    return "packed" if "uint8" in kinds else "+".join(sorted(kinds))

@@ -1,0 +1,136 @@
+"""Decode with and without a drafter, compare the two, and say on one screen what came of it and why.
+
+Examples:
+
+    python -m experiments.run_spec                                          # shipped pair, held-out prompts
+    python -m experiments.run_spec --prompt "def forward(self" --stream     # text as it comes, drafts in colour
+    python -m experiments.run_spec --split stdlib --max-samples 16 --json results/stdlib.json
+    python -m experiments.run_spec --target gpt-oss-20b --draft gpt-oss-20b-DFlash --dtype bfloat16 --experts packed
+    python -m experiments.run_spec --block-size 4 --plots results --explain
+
+Greedy decoding. Text goes to the model as it is, without a chat template. Plain and speculative repeats take turns in
+one process; compilation is reported apart, and programs are kept in $DFLASH_JAX_CACHE/xla (~/.cache/dflash_jax/xla).
+"""
+
+import sys
+
+import tyro
+from rich.console import Console
+
+from dflash_jax.generate import Generation
+from experiments import agreement, machine, runs, timing
+from experiments.arguments import Args, command
+from experiments.compilation import CompileWatch, use_compilation_cache
+from experiments.definitions import LABEL, explanation
+from experiments.pair import Pair, load_pair
+from experiments.plan import Plan, prepare
+from experiments.progress import Waiting
+from experiments.report import Compiled, Report, write_json
+from experiments.streaming import DIM, GREEN, PLAIN, pieces, shown, stream_tokens
+from experiments.summary import lines, warnings
+
+
+def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting) -> Report:
+    """Compile, stream if asked, time, and hold the two texts against each other."""
+    decoders = {"baseline": pair.plain} if args.baseline else {}
+    decoders["speculative"] = pair.speculative
+    with CompileWatch() as compiling:
+        for name, decoder in decoders.items():
+            with waiting.on(f"compiling prefill and loop ({name})"):
+                first = runs.warm_up(decoder, plan.batches, args.max_new_tokens, pair.stop)
+    if args.stream:
+        show_stream(args, plan, pair)
+    timer = None
+    with CompileWatch() as measuring, waiting.on("compiling the parts of a round"):
+        if first.rounds:
+            timer = timing.StepTimer(pair.speculative, plan.batches[0], first.tokens, args.max_new_tokens)
+    total = args.repeats * len(decoders) * len(plan.batches)
+    with CompileWatch() as timed, waiting.through("generating", total) as step:
+        found = runs.run_interleaved(
+            decoders,
+            plan.batches,
+            runs.conditions_of(pair, plan.batches, args.max_new_tokens),
+            repeats=args.repeats,
+            seed=args.seed,
+            after_each=lambda name, generation: step(_live(name, generation)),
+            between=timer.turn if timer else lambda: None,
+        )
+    agreed = None
+    if args.baseline:
+        with waiting.on("comparing texts"):
+            agreed = agree(plan, pair, **found)
+    return Report(
+        command=command(args),
+        pair=pair.facts,
+        prompts_known=plan.known,
+        seed=args.seed,
+        machine=machine.describe(),
+        compiled=Compiled(compiling.seconds, compiling.programs, compiling.hits, measuring.seconds, timed.programs),
+        memory=machine.measure_memory(pair, args.batch, plan.longest + args.max_new_tokens),
+        speculative=found["speculative"],
+        plain=found.get("baseline"),
+        costs=timer and timer.costs(),
+        agreement=agreed,
+    )
+
+
+def agree(plan: Plan, pair: Pair, baseline: runs.Run, speculative: runs.Run) -> agreement.Agreement:
+    """Hold the texts of both runs against each other, prompt by prompt."""
+    prompts = [prompt for batch in plan.batches for prompt in batch]
+    return agreement.compare(pair.plain, prompts, baseline.texts, speculative.texts, pair.dtype)
+
+
+def _live(name: str, generation: Generation) -> str:
+    """One generation in a few words, for the progress bar."""
+    tokens = sum(map(len, generation.tokens))
+    verifies = max(int((generation.counts > 0).sum()), 1)
+    return (
+        f"{name} {tokens / (generation.ttft_s + generation.decode_s):.0f} tok/s, "
+        f"{generation.counts.sum() / verifies:.2f} tokens/round"
+    )
+
+
+def show_stream(args: Args, plan: Plan, pair: Pair) -> None:
+    """Print every prompt and its text as it comes."""
+    console = Console()
+    dim, green = (PLAIN, PLAIN) if console.no_color else (DIM, GREEN)
+    for row, (prompt,) in zip(plan.rows, plan.batches, strict=True):
+        print(shown(row.text, dim, console.is_terminal), end="")
+        tokens = stream_tokens(pair.speculative, prompt, args.max_new_tokens, pair.stop, args.seed)
+        for piece in pieces(tokens, pair.tokenizer):
+            print(shown(piece.text, green if piece.drafted else PLAIN, console.is_terminal), end="", flush=True)
+        print("\n")
+
+
+def publish(args: Args, report: Report) -> None:
+    """Print the summary and write the files that were asked for."""
+    print("\n".join(lines(report) + warnings(report)))
+    if args.explain:
+        print("\n" + "\n".join(explanation()))
+    if args.json is not None:
+        write_json(report, args.json)
+        print(f"{'written':<{LABEL}}{args.json}")
+    if args.plots is not None:
+        from experiments.plots import plot_acceptance  # matplotlib takes a second to import
+
+        print(f"{'written':<{LABEL}}{plot_acceptance(report, args.plots)}")
+
+
+def main(args: Args) -> Report:
+    """Parse -> prepare -> load -> measure -> publish."""
+    use_compilation_cache()
+    waiting = Waiting(args.quiet)
+    try:
+        plan = prepare(args)
+        with waiting.on(f"loading {' + '.join(plan.folders.names)}"):
+            pair = load_pair(plan.folders, plan.tokenizer, dtype=args.dtype, experts=args.experts)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    report = measure(args, plan, pair, waiting)
+    publish(args, report)
+    return report
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, prog="python -m experiments.run_spec", description=__doc__))

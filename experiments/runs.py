@@ -1,0 +1,196 @@
+"""Timed runs that may be compared: the same prompts under the same conditions, decoders in turn, repeated."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+import jax
+import numpy as np
+
+from dflash_jax import metrics
+from dflash_jax.generate import Decoder, Generation
+from experiments.pair import Pair
+from experiments.prompts import fingerprint
+
+
+class NotComparable(ValueError):
+    """Two runs whose ratio would mean nothing. ``reasons``: what differs."""
+
+    def __init__(self, reasons: Sequence[str]):
+        self.reasons = tuple(reasons)
+        super().__init__("; ".join(reasons))
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What must be equal before one run's speed is divided by another's.
+
+    Attributes:
+        dtype: of weights and caches; ``expert_format``: how the routed experts are held.
+        batch: rows decoded together.
+        prompts: fingerprint of their token ids, in order.
+        stop: ids that end a row.
+    """
+
+    dtype: str
+    expert_format: str
+    batch: int
+    prompts: str
+    max_new_tokens: int
+    stop: tuple[int, ...]
+    device: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """One decoder's repeats. ``repeats[i]`` holds a :class:`Generation` per batch of prompts."""
+
+    name: str
+    conditions: Conditions
+    repeats: tuple[tuple[Generation, ...], ...]
+
+    @cached_property
+    def texts(self) -> list[list[int]]:
+        """Delivered ids per prompt."""
+        return [row for generation in self.repeats[0] for row in generation.tokens]
+
+    @property
+    def tokens(self) -> int:
+        """Delivered tokens of one repeat, all prompts."""
+        return sum(map(len, self.texts))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the loop in one repeat; rows of a batch share them."""
+        return sum(generation.rounds for generation in self.repeats[0])
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens per second, each repeat: those after each row's first / seconds of the rounds; nan without a round."""
+        decoded = self.tokens - len(self.texts)
+        return [decoded / self._seconds(repeat) if self.rounds else float("nan") for repeat in self.repeats]
+
+    @property
+    def end_to_end_rates(self) -> list[float]:
+        """Tokens per second of each repeat, prompts included."""
+        total = [self._seconds(repeat) + sum(each.ttft_s for each in repeat) for repeat in self.repeats]
+        return [self.tokens / seconds for seconds in total]
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds until the first token of a batch, median."""
+        return float(np.median([each.ttft_s for repeat in self.repeats for each in repeat]))
+
+    @property
+    def itl_s(self) -> float:
+        """Seconds between two tokens of the longest row, mean of a generation, median over all; nan without any."""
+        gaps = [each.decode_s / (max(map(len, each.tokens)) - 1) for each in self._decoding()]
+        return float(np.median(gaps)) if gaps else float("nan")
+
+    @property
+    def round_s(self) -> list[float]:
+        """Seconds per round of each repeat; nan without a round."""
+        return [self._seconds(repeat) / self.rounds if self.rounds else float("nan") for repeat in self.repeats]
+
+    @property
+    def counts(self) -> np.ndarray:
+        return metrics.join([generation.counts for generation in self.repeats[0]])
+
+    @property
+    def accepted(self) -> np.ndarray:
+        return metrics.join([generation.accepted for generation in self.repeats[0]])
+
+    @property
+    def union(self) -> float:
+        """Distinct experts that a round's tokens chose, mean over rounds and mixture layers; nan for dense networks."""
+        some = [each for each in self.repeats[0] if each.rounds and each.union.size]
+        if not some:
+            return float("nan")
+        return float(np.average([each.union.mean() for each in some], weights=[each.rounds for each in some]))
+
+    @property
+    def bound(self) -> float:
+        """See :func:`dflash_jax.metrics.speedup_bound`."""
+        return metrics.speedup_bound([generation.counts for generation in self.repeats[0]])
+
+    def _decoding(self) -> list[Generation]:
+        return [each for repeat in self.repeats for each in repeat if each.rounds]
+
+    @staticmethod
+    def _seconds(repeat: Sequence[Generation]) -> float:
+        return sum(generation.decode_s for generation in repeat)
+
+
+def differences(one: Run, other: Run) -> list[str]:
+    """What differs between the conditions of two runs, and the number of repeats; empty if they may be compared."""
+    mine, theirs = (asdict(run.conditions) | {"repeats": len(run.repeats)} for run in (one, other))
+    return [
+        f"{name.replace('_', ' ')}: {mine[name]} ({one.name}) and {theirs[name]} ({other.name})"
+        for name in mine
+        if mine[name] != theirs[name]
+    ]
+
+
+def speedups(plain: Run, speculative: Run) -> list[float]:
+    """Ratio of tokens per second of every two neighbouring repeats.
+
+    Raises:
+        NotComparable: if the two ran under different conditions.
+    """
+    if reasons := differences(plain, speculative):
+        raise NotComparable(reasons)
+    return [fast / slow for slow, fast in zip(plain.rates, speculative.rates, strict=True)]
+
+
+def conditions_of(pair: Pair, batches: Sequence[Sequence[list[int]]], max_new_tokens: int) -> Conditions:
+    """The conditions of a run on the default device."""
+    return Conditions(
+        dtype=pair.dtype,
+        expert_format=pair.expert_format,
+        batch=len(batches[0]),
+        prompts=fingerprint([prompt for batch in batches for prompt in batch]),
+        max_new_tokens=max_new_tokens,
+        stop=pair.stop,
+        device=jax.devices()[0].device_kind,
+    )
+
+
+def warm_up(
+    decoder: Decoder, batches: Sequence[Sequence[list[int]]], max_new_tokens: int, stop: Sequence[int]
+) -> Generation:
+    """Compile all that a run will need. Returns what the first batch says."""
+    for batch in batches[1:]:
+        state = decoder.start(batch, max_new_tokens, stop)
+        jax.block_until_ready(decoder.advance(state, until=1))
+    return decoder.generate(batches[0], max_new_tokens, stop)
+
+
+def run_interleaved(
+    decoders: Mapping[str, Decoder],
+    batches: Sequence[Sequence[list[int]]],
+    conditions: Conditions,
+    *,
+    repeats: int,
+    seed: int = 0,
+    after_each: Callable[[str, Generation], None] = lambda name, generation: None,
+    between: Callable[[], None] = lambda: None,
+) -> dict[str, Run]:
+    """A B A B ...: every batch is decoded with each decoder in turn, so that a machine that grows slower or faster does
+    so for all of them.
+
+    Args:
+        after_each: called with the decoder's name and what came out, after every generation.
+        between: called after each turn of all decoders.
+    """
+    found: dict[str, list[tuple[Generation, ...]]] = {name: [] for name in decoders}
+    for _ in range(repeats):
+        repeat: dict[str, list[Generation]] = {name: [] for name in decoders}
+        for batch in batches:
+            for name, decoder in decoders.items():
+                generation = decoder.generate(batch, conditions.max_new_tokens, conditions.stop, seed)
+                repeat[name].append(generation)
+                after_each(name, generation)
+            between()
+        for name, generations in repeat.items():
+            found[name].append(tuple(generations))
+    return {name: Run(name, conditions, tuple(generations)) for name, generations in found.items()}
