@@ -28,7 +28,11 @@ def masked_softmax(
 
 
 Segment = tuple[jax.Array, jax.Array, jax.Array]
-"""Keys ``[B G S H]``, values ``[B G S H]``, and which of them each query sees, bool ``[B T S]``."""
+"""Keys ``[B G S H]``, values ``[B G S H]``, and which of them each query sees, bool ``[B T S]``.
+
+Keys and values of five axes, ``[B G n S H]``, are in n groups: the queries fall into n equal runs, each of which sees
+the keys of its own group only.
+"""
 
 
 def attend(
@@ -45,7 +49,7 @@ def attend(
     repeat = heads // groups
     folded = q.reshape(batch, tokens, groups, repeat, width).transpose(0, 2, 1, 3, 4)
     folded = folded.reshape(batch, groups, tokens * repeat, width)
-    scores = [jnp.einsum("BGQH,BGSH->BGQS", folded, k) for k, _, _ in segments]
+    scores = [_grouped("BG...QH,BG...SH->BG...QS", folded, k) for k, _, _ in segments]
     scores = jnp.concatenate(scores, axis=-1).astype(accumulation_dtype(q.dtype)) * scale
     seen = jnp.repeat(jnp.concatenate([seen for _, _, seen in segments], axis=-1), repeat, axis=1)[:, None]
     if sinks is not None:
@@ -53,7 +57,14 @@ def attend(
     weights = masked_softmax(scores, seen, sinks)
     mixed, start = 0, 0
     for _, v, _ in segments:
-        part = weights[..., start : start + v.shape[2]].astype(v.dtype)
-        mixed, start = mixed + jnp.einsum("BGQS,BGSH->BGQH", part, v), start + v.shape[2]
+        part = weights[..., start : start + v.shape[-2]].astype(v.dtype)
+        mixed, start = mixed + _grouped("BG...QS,BG...SH->BG...QH", part, v), start + v.shape[-2]
     mixed = mixed.reshape(batch, groups, tokens, repeat, width).transpose(0, 2, 1, 3, 4)
     return mixed.reshape(batch, tokens, heads, width)
+
+
+def _grouped(spec: str, rows: Float[Array, "B G Q X"], memory: jax.Array) -> Float[Array, "B G Q Y"]:
+    """A batched matmul of folded query rows with keys or values that may be in groups."""
+    shaped = rows if memory.ndim == 4 else rows.reshape(*memory.shape[:3], -1, rows.shape[-1])
+    out = jnp.einsum(spec, shaped, memory)
+    return out.reshape(*rows.shape[:3], out.shape[-1])

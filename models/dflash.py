@@ -122,10 +122,10 @@ class DFlashAttention(nn.Module):
         k = rms_norm(self._heads("k", x, c.kv_heads), self.k_norm, c.rms_norm_eps)
         return rotate(k, angles), self._heads("v", x, c.kv_heads)
 
-    def __call__(self, x, angles, slots, seen_context, seen_block) -> Float[Array, "B T D"]:
+    def __call__(self, x, angles, blocks: int, slots, seen_context, seen_block) -> Float[Array, "B T D"]:
         c = self.config
         q = rotate(rms_norm(self._heads("q", x, c.heads), self.q_norm, c.rms_norm_eps), angles)
-        k, v = (part.swapaxes(1, 2) for part in self.keys_values(x, angles))
+        k, v = (_in_groups(part, blocks) for part in self.keys_values(x, angles))
         segments = [(slots.k, slots.v, seen_context), (k, v, seen_block)]
         mixed = attend(q, segments, scale=c.head_dim**-0.5)
         return self._linear("o", mixed.reshape(*x.shape[:2], -1))
@@ -136,6 +136,11 @@ class DFlashAttention(nn.Module):
     def _linear(self, name: str, x: jax.Array) -> jax.Array:
         out = x @ self.kernels[name]
         return out + self.biases[name] if self.config.attention_bias else out
+
+
+def _in_groups(x: Float[Array, "B T G H"], blocks: int) -> Float[Array, "B G n P H"]:
+    """Keys or values of rows, block by block, as :func:`~dflash_jax.attention.attend` takes them."""
+    return x.reshape(x.shape[0], blocks, -1, *x.shape[2:]).transpose(0, 3, 1, 2, 4)
 
 
 class DFlashMlp(nn.Module):
@@ -185,40 +190,38 @@ class DFlash(nn.Module):
         )
         return cache.replace(length=cache.length + features.shape[1], layers=layers)
 
-    def block(self, x: Float[Array, "B T D"], offset: Int[Array, "T"], anchor: Int[Array, "B T"], cache: Cache):
-        """Run embedded block rows; hidden ``[B T D]`` after the final norm.
+    def block(self, x: Float[Array, "B T D"], anchors: Int[Array, "B n"], cache: Cache) -> Float[Array, "B T D"]:
+        """Run embedded block rows; hidden rows after the final norm.
 
-        Several blocks of a row may be run side by side (training): rows see the context before their own ``anchor``
-        position, and of the other rows only those of their block, which is those since the last offset 0.
+        T = n * P: decoding runs one block, training many side by side. A row sees the context before its own block's
+        anchor, and the rows of its own block.
 
         Args:
-            offset: place of each row in its block, 0 for the anchor.
-            anchor: absolute position of each row's anchor.
+            anchors: absolute position of each block's first row.
         """
         c = self.config
-        positions = anchor + offset
-        angles = rope_angles(c.rope, positions, self.dtype)
+        size = x.shape[1] // anchors.shape[1]
+        offset = jnp.tile(jnp.arange(size, dtype=anchors.dtype), anchors.shape[1])
+        anchor = jnp.repeat(anchors, size, axis=1)
+        angles = rope_angles(c.rope, anchor + offset, self.dtype)
         for i, slots in enumerate(cache.layers):
-            seen_context = caches.visible(slots, positions, anchor, cache.length)
-            seen_block = jnp.broadcast_to(_seen_in_block(offset, c.causal[i], c.windows[i]), (*x.shape[:2], x.shape[1]))
+            seen_context = caches.visible(slots, anchor + offset, anchor, cache.length)
+            seen_block = jnp.tile(_seen_in_block(size, c.causal[i], c.windows[i]), (x.shape[0], anchors.shape[1], 1))
             normed = rms_norm(x, self.attention_norm[i], c.rms_norm_eps)
-            x = x + self.attention[i](normed, angles, slots, seen_context, seen_block)
+            x = x + self.attention[i](normed, angles, anchors.shape[1], slots, seen_context, seen_block)
             x = x + self.mlp[i](rms_norm(x, self.mlp_norm[i], c.rms_norm_eps))
         return rms_norm(x, self.norm, c.rms_norm_eps)
 
     def __call__(self, features, x, cache):
         """Declares every parameter."""
         cache = self.absorb(features, cache)
-        return self.block(x, jnp.arange(x.shape[1]), jnp.broadcast_to(cache.length[:, None], x.shape[:2]), cache)
+        return self.block(x, cache.length[:, None], cache)
 
 
-def _seen_in_block(offset: Int[Array, "T"], causal: bool, window: int | None) -> Bool[Array, "T T"]:
-    """Which rows of its own block each row sees."""
-    block = jnp.cumsum(offset == 0)
-    distance = offset[:, None] - offset[None, :]
-    seen = block[:, None] == block[None, :]
-    if causal:
-        seen &= distance >= 0
+def _seen_in_block(size: int, causal: bool, window: int | None) -> Bool[Array, "P P"]:
+    """Which rows of its block each row sees."""
+    distance = jnp.arange(size)[:, None] - jnp.arange(size)
+    seen = distance >= 0 if causal else jnp.ones((size, size), bool)
     return seen if window is None else seen & (jnp.abs(distance) < window)
 
 
@@ -268,8 +271,7 @@ class DFlashDrafter:
 
     def hidden(self, params, target, target_params, tokens: Int[Array, "B P"], cache: Cache) -> Float[Array, "B P D"]:
         x = target.embed(target_params, tokens).astype(self.module.dtype) * self.config.input_embedding_scale
-        anchor = jnp.broadcast_to(cache.length[:, None], tokens.shape)
-        return self.module.apply({"params": params}, x, jnp.arange(tokens.shape[1]), anchor, cache, method="block")
+        return self.module.apply({"params": params}, x, cache.length[:, None], cache, method="block")
 
     def head(self, target: Target, target_params: Params, hidden: jax.Array) -> jax.Array:
         """The target's head on drafter rows, with the drafter's multiplier and soft cap."""

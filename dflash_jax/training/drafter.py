@@ -71,10 +71,7 @@ def block_logits(
     ids = jnp.full((batch, count, size), drafter.config.mask_token_id, tokens.dtype)
     ids = ids.at[:, :, 0].set(jnp.take_along_axis(tokens, anchors, axis=1)).reshape(batch, -1)
     x = target.embed(target_params, ids) * drafter.config.input_embedding_scale
-    offset = jnp.tile(jnp.arange(size), count)
-    hidden = drafter.module.apply(
-        {"params": params}, x, offset, jnp.repeat(anchors, size, axis=1), cache, method="block"
-    )
+    hidden = drafter.module.apply({"params": params}, x, anchors, cache, method="block")
     hidden = hidden.reshape(batch, count, size, -1)[:, :, 1:]
     logits = drafter.head(target, target_params, hidden.reshape(batch, -1, hidden.shape[-1]))
     return logits.reshape(batch, count, size - 1, -1)

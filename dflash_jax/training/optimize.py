@@ -42,7 +42,7 @@ def apply_gradients(
     state: TrainState, grads: Params, optimizer: optax.GradientTransformation
 ) -> tuple[TrainState, jax.Array]:
     """One optimiser step, and the gradient's norm. A gradient that is not finite changes nothing but the count."""
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     changes, moved = optimizer.update(grads, state.optimizer, state.params)
     stepped = TrainState(state.step + 1, optax.apply_updates(state.params, changes), moved)
     kept = state.replace(step=state.step + 1)
