@@ -87,7 +87,9 @@ def rope_angles(
     wide = accumulation_dtype(dtype)
     angle = positions.astype(wide)[..., None, None] * jnp.asarray(rope.frequencies, wide)
     factor = jnp.asarray(rope.attention_factor, wide)
-    return (jnp.cos(angle) * factor).astype(dtype), (jnp.sin(angle) * factor).astype(dtype)
+    cos, sin = (jnp.cos(angle) * factor).astype(dtype), (jnp.sin(angle) * factor).astype(dtype)
+    # Without the barrier XLA computes every angle again inside each fusion that turns a query or a key.
+    return jax.lax.optimization_barrier((cos, sin))
 
 
 def rotate(
