@@ -8,7 +8,7 @@ and accept counts are values, not shapes.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import jax
 import jax.numpy as jnp
@@ -113,12 +113,14 @@ class Decoder:
         lengths = np.array([len(prompt) for prompt in prompts], np.int32)
         budget = self._budgets(lengths, max_new_tokens)
         stop_ids = _stop_row(stop)
+        hidden, vocabulary = self._row
+        _check_ids(prompts, vocabulary)
         capacity = bucket(int((lengths + budget).max()) + self.drafter.block_size)
         chunk = next((size for size in CHUNKS if size >= lengths.max()), CHUNKS[-1])
         undo = max(CHUNKS[-1], self.drafter.block_size)
         batch = len(prompts)
         heard = Heard(
-            hidden=self._no_hidden(batch),
+            hidden=jnp.zeros((batch, *hidden.shape[1:]), hidden.dtype),
             cache=self.target.init_cache(batch, capacity, undo),
             draft_cache=self.drafter.init_cache(batch, capacity, undo),
         )
@@ -193,10 +195,11 @@ class Decoder:
             raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
         return np.minimum(budget, room).astype(np.int32)
 
-    def _no_hidden(self, batch: int) -> jax.Array:
-        token = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
-        shape = jax.eval_shape(self.target.embed, self.params, token)
-        return jnp.zeros(shape.shape, shape.dtype)
+    @cached_property
+    def _row(self) -> tuple[jax.ShapeDtypeStruct, int]:
+        """The shape of one token's hidden row, and the size of the vocabulary; traced once per decoder."""
+        hidden = jax.eval_shape(self.target.embed, self.params, jax.ShapeDtypeStruct((1, 1), jnp.int32))
+        return hidden, jax.eval_shape(self.target.unembed, self.params, hidden).shape[-1]
 
 
 def collect(state: SpecState, ttft_s: float, decode_s: float) -> Generation:
@@ -221,6 +224,12 @@ def collect(state: SpecState, ttft_s: float, decode_s: float) -> Generation:
 def bucket(tokens: int) -> int:
     """The capacity that holds ``tokens`` positions: a power of two, at least 256."""
     return max(SMALLEST_CAPACITY, 1 << (tokens - 1).bit_length())
+
+
+def _check_ids(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
+    lowest, highest = min(map(min, prompts)), max(map(max, prompts))
+    if lowest < 0 or highest >= vocabulary:
+        raise ValueError(f"prompts hold ids {lowest} to {highest}; the vocabulary is 0 to {vocabulary - 1}")
 
 
 def _stop_row(stop: Sequence[int]) -> np.ndarray:

@@ -159,7 +159,7 @@ def cut(
     or at its budget. Only tokens that were really said are searched."""
     place = jnp.arange(said.shape[1])
     is_stop = (said[:, :, None] == ends.stop[:, None, :]).any(-1) & (place < count[:, None])
-    first = jnp.where(is_stop.any(1), jnp.argmax(is_stop, axis=1) + 1, said.shape[1] + 1)
+    first = jnp.where(is_stop.any(1), jnp.argmax(is_stop, axis=1).astype(jnp.int32) + 1, said.shape[1] + 1)
     room = ends.budget - delivered
     kept = jnp.minimum(jnp.minimum(count, first), room)
     return kept, (first <= kept) | (kept >= room)

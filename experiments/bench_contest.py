@@ -19,8 +19,6 @@ RATIOS = {
 }
 """Name of a ratio of tokens per second -> its two contestants."""
 
-CALIBRATION_RUNS = 2
-
 
 class Player(Protocol):
     """What can be asked to decode: a :class:`~experiments.bench_pipe.Child`, or a stand-in."""
@@ -84,12 +82,15 @@ class Contest:
         players: (contestant, threads) -> who decodes it.
         prompts: token ids.
         new_tokens: N, for every contestant alike.
+        seconds: what the last run of an entry took in all.
+        failures: entries that could not decode, and their words.
     """
 
     players: Mapping[tuple[str, int], Player]
     prompts: Sequence[list[int]]
     new_tokens: int
     samples: dict[Entry, list[Sample]] = field(default_factory=dict)
+    seconds: dict[Entry, float] = field(default_factory=dict)
     ratios: dict[Duel, list[float]] = field(default_factory=dict)
     failures: dict[Entry, str] = field(default_factory=dict)
 
@@ -97,14 +98,26 @@ class Contest:
         """Decode one prompt: 1 token, then N."""
         player, count = self.players[who.contestant, who.threads], tokens or self.new_tokens
         request = dict(method=who.contestant, prompt=self.prompts[prompt], **dict(who.variant))
+        started = time.monotonic()
         one = player.ask("generate", tokens=1, **request)
         many = player.ask("generate", tokens=count, **request)
+        self.seconds[who] = time.monotonic() - started
         return sample_of(prompt, one, many, who.threads)
 
     def calibrate(
-        self, contestant: str, threads: int, options: Mapping[str, Sequence[Any]], tokens: int
+        self,
+        contestant: str,
+        threads: int,
+        options: Mapping[str, Sequence[Any]],
+        *,
+        tokens: int,
+        runs: int,
+        until: float = math.inf,
     ) -> tuple[Entry, dict[Entry, float]]:
         """The fastest variant, each option in turn over all its values while the others stay; and every rate seen.
+
+        Args:
+            until: of :func:`time.monotonic`; past it no further value is tried.
 
         Raises:
             Refused: if the contestant cannot decode at all.
@@ -114,11 +127,11 @@ class Contest:
         for name, values in options.items():
             for value in values:
                 who = entry(contestant, threads, {**chosen, name: value})
-                if who not in seen:
-                    runs = [self.play(who, 0, tokens).rate for _ in range(CALIBRATION_RUNS + 1)][1:]  # the first warms
-                    seen[who] = statistics.median(_finite(runs) or [0.0])
+                if who not in seen and not (seen and time.monotonic() > until):
+                    rates = [self.play(who, 0, tokens).rate for _ in range(runs + 1)][1:]  # the first warms up
+                    seen[who] = statistics.median(_finite(rates) or [0.0])
             if values:
-                chosen = dict(max((w for w in seen), key=lambda w: seen[w]).variant)
+                chosen = dict(max(seen, key=lambda who: seen[who]).variant)
         best = entry(contestant, threads, chosen)
         if not seen:
             self.play(best, 0, tokens)
@@ -126,19 +139,21 @@ class Contest:
         return best, seen
 
     def run(self, duels: Sequence[Duel], deadline: float, cycles: int, note: Callable[[str], None]) -> int:
-        """Every duel once per cycle, one prompt a cycle, who goes first alternating; returns full cycles.
+        """Every duel once per cycle, one prompt a cycle, who goes first alternating; returns the cycles begun.
 
-        Stops early where the next cycle would pass the ``deadline`` (of :func:`time.monotonic`), never before one.
+        A duel that would pass the ``deadline`` (of :func:`time.monotonic`) is left out, except its first.
         """
-        longest = 0.0
         for cycle in range(cycles):
-            started = time.monotonic()
-            if cycle and started + longest > deadline:
-                return cycle
+            played = 0
             for duel in self.open(duels):
-                note(f"{duel.ratio} ({duel.setting})")
+                cost = self.seconds.get(duel.first, 0.0) + self.seconds.get(duel.second, 0.0)
+                if duel in self.ratios and time.monotonic() + cost > deadline:
+                    continue
+                note(f"{duel.ratio}, threads {duel.first.threads} and {duel.second.threads}")
                 self._fight(duel, cycle % len(self.prompts), reverse=cycle % 2 == 1)
-            longest = max(longest, time.monotonic() - started)
+                played += 1
+            if not played:
+                return cycle
         return cycles
 
     def open(self, duels: Sequence[Duel]) -> Iterator[Duel]:

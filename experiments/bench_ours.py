@@ -14,28 +14,26 @@ import jax.numpy as jnp
 
 from checkpoints.load import load_drafter, load_target, read_config
 from dflash_jax import moe
+from dflash_jax.cache import Cache
 from dflash_jax.generate import Decoder
-from dflash_jax.protocols import Drafter, Params, Target
+from dflash_jax.protocols import Drafter, Params, StepOut, Target
+from dflash_jax.shapes import Array, Int
 from experiments import bench_probes
 from experiments.bench_pipe import serve
 from experiments.compilation import use_compilation_cache
+from models.target import FlaxTarget
 
 PACKAGES = ("jax", "jaxlib", "flax")
 SHIPPED, ALL, PACKED = "as shipped", "all experts", "packed"
 
 
 @dataclass(frozen=True)
-class AllExperts:
+class AllExperts(FlaxTarget):
     """A target that computes every expert of a layer, whatever the number of tokens."""
 
-    target: Target
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.target, name)
-
-    def step(self, params: Params, tokens, cache):
+    def step(self, params: Params, tokens: Int[Array, "B T"], cache: Cache) -> StepOut:
         with mock.patch.object(moe, "_used_experts", lambda x, share, used, *rest: moe._all_experts(x, share, *rest)):
-            return self.target.step(params, tokens, cache)
+            return super().step(params, tokens, cache)
 
 
 @dataclass
@@ -60,7 +58,7 @@ class Ours:
         layout = getattr(network.module, "layout", "dense")
         self.forms = {SHIPPED: (network, params)}
         if layout == "split":
-            self.forms[ALL] = (AllExperts(network), params)
+            self.forms[ALL] = (AllExperts(network.module), params)
         if "quantization_config" in read_config(Path(target)) and layout != "packed":
             self.forms[PACKED] = load_target(Path(target), experts="packed", **kinds)
         versions = {name: importlib.metadata.version(name) for name in PACKAGES}

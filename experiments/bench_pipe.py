@@ -71,7 +71,7 @@ class Child:
 
     def __init__(self, name: str, command: Sequence[str], cpus: Sequence[int], environment: Mapping[str, str]):
         self.name = name
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (until close)
         with pinned(cpus):
             self._process = subprocess.Popen(
                 command,

@@ -37,7 +37,9 @@ def case(request):
     folder = GOLDENS / request.param
     reader, config = open_checkpoint(folder), read_config(folder)
     # One golden leaves its taps to z-lab's default formula; we refuse to guess (B47), so they are told here.
-    config.setdefault("target_layer_ids", json.loads((folder / "case.json").read_text())["settings"]["target_layer_ids"])
+    config.setdefault(
+        "target_layer_ids", json.loads((folder / "case.json").read_text())["settings"]["target_layer_ids"]
+    )
     drafter, tree, plan = plan_drafter(reader, config, dtype=jnp.float64)
     golden = load_file(folder / "expected.safetensors")
     borrowed = {"embed": golden["embed_table"], "head": golden["head"].T}

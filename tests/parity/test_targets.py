@@ -98,7 +98,7 @@ def test_a_wrong_window_is_seen():
     target, params = load_target(folder)
     golden = load_file(folder / "expected.safetensors")
     ids = jnp.asarray(golden["input_ids"], jnp.int32)
-    cache = target.init_cache(ids.shape[0], 64, ids.shape[1])
+    cache = target.init_cache(ids.shape[0], 64, ids.shape[1] + 1)
     wider = tuple(s.replace(window=s.window + 1) if s.window else s for s in cache.layers)
     out = jax.jit(target.step)(params, ids, cache.replace(layers=wider))
     with pytest.raises(AssertionError, match="off by"):

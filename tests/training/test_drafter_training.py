@@ -70,7 +70,7 @@ def test_B67_training_rows_equal_inference_rows(pair, text):
 
 
 def test_B67_labels_and_weights():
-    """With logits that name the right labels the loss vanishes; unsupervised rows and rows past the end weigh nothing."""
+    """Right labels make the loss vanish; unsupervised rows and rows past the end weigh nothing."""
     tokens = jnp.arange(20, dtype=jnp.int32)[None]
     supervised = jnp.ones((1, 20), bool).at[0, 9].set(False)
     anchors, real = jnp.array([[6, 18]], jnp.int32), jnp.ones((1, 2), bool)

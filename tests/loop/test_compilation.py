@@ -1,0 +1,147 @@
+"""The compiled loop: what makes it compile, what its program holds, and that it runs without the host."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dflash_jax import generate
+from dflash_jax.generate import FOREVER, Decoder
+from tests.support.drafters import tiny_drafter
+from tests.support.families import family
+from tests.support.oracle import ALL, MaliciousDrafter, script
+from tests.support.texts import greedy, random_prompts, scripted
+
+NAME, BLOCK, TOKENS, LENGTHS = "gpt_oss-split", 8, 40, (5, 29, 17, 1)
+COMPILATION = "/jax/core/compile/backend_compile_duration"
+
+
+class Compilations:
+    """Counts every program that XLA compiles while it is open."""
+
+    def __enter__(self) -> "Compilations":
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self._hear)
+        return self
+
+    def __exit__(self, *_) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._hear)
+
+    def _hear(self, event: str, seconds: float, **_) -> None:
+        self.count += event == COMPILATION
+
+
+def scripted_decoder(accept, prompts, truth) -> Decoder:
+    chosen = family(NAME)
+    return Decoder(chosen.target, chosen.params, scripted(chosen, BLOCK), script(truth, prompts, accept))
+
+
+class TestB63NothingButShapesCompiles:
+    def test_B63_lengths_budgets_stops_seeds_and_acceptance_are_values(self) -> None:
+        rng, chosen = np.random.default_rng(0), family(NAME)
+        prompts = random_prompts(chosen, LENGTHS)
+        truth = greedy(chosen, prompts, TOKENS + BLOCK)
+        for warm in (LENGTHS, (61, 61, 33, 1)):
+            scripted_decoder([[ALL]], prompts, truth).generate(random_prompts(chosen, warm), TOKENS, stop=[3], seed=5)
+        with Compilations() as compiled:
+            sizes = [generate.hear._cache_size(), generate.begin._cache_size(), generate.run_rounds._cache_size()]
+            for case in range(20):
+                lengths = rng.integers(1, 62, 4)
+                budget = rng.integers(3, 41, 4).tolist() if case % 2 else int(rng.integers(3, 41))
+                accept = rng.integers(0, BLOCK, (4, 5)).tolist()
+                stop = rng.integers(0, 61, rng.integers(0, 4)).tolist()
+                decoder = scripted_decoder(accept, random_prompts(chosen, lengths), truth)
+                decoder.generate(random_prompts(chosen, lengths, seed=case), budget, stop=stop, seed=case)
+            after = [generate.hear._cache_size(), generate.begin._cache_size(), generate.run_rounds._cache_size()]
+        assert after == sizes
+        assert compiled.count == 0
+
+    def test_B63_streaming_uses_the_same_program(self) -> None:
+        chosen = family(NAME)
+        prompts = random_prompts(chosen, LENGTHS)
+        decoder = scripted_decoder([[2]], prompts, greedy(chosen, prompts, TOKENS + BLOCK))
+        decoder.generate(prompts, TOKENS)
+        before = generate.run_rounds._cache_size()
+        for rounds in (1, 4, 2):
+            list(decoder.stream(prompts, TOKENS, rounds_per_call=rounds))
+        assert generate.run_rounds._cache_size() == before
+
+    def test_B63_the_counter_can_count(self) -> None:
+        with Compilations() as compiled:
+            jax.jit(lambda x: x * 3 + 1)(np.arange(5)).block_until_ready()
+        assert compiled.count >= 1
+
+
+def test_the_loop_needs_no_transfer() -> None:
+    """Between its arguments and its result nothing moves between host and device, explicitly or not."""
+    chosen = family(NAME)
+    prompts = random_prompts(chosen, LENGTHS)
+    truth = greedy(chosen, prompts, TOKENS + BLOCK)
+    decoder = scripted_decoder([[5, 0]], prompts, truth)
+    decoder.generate(prompts, TOKENS)
+    state, until = decoder.start(prompts, TOKENS), jnp.asarray(FOREVER)
+    with jax.transfer_guard("disallow_explicit"):
+        state = generate.run_rounds(
+            decoder.target, decoder.drafter, decoder.rule, decoder.params, decoder.draft_params, state, until
+        )
+        jax.block_until_ready(state)
+    assert np.asarray(state.tokens)[:, :TOKENS].tolist() == [text[:TOKENS] for text in truth]
+
+
+def program_of(drafter, draft_params) -> str:
+    """The optimised HLO of the rounds."""
+    chosen = family(NAME)
+    decoder = Decoder(chosen.target, chosen.params, drafter, draft_params)
+    state = decoder.start(random_prompts(chosen, LENGTHS), TOKENS)
+    lowered = generate.run_rounds.lower(
+        decoder.target, drafter, decoder.rule, decoder.params, draft_params, state, jnp.asarray(FOREVER)
+    )
+    return lowered.compile().as_text()
+
+
+def copied_shapes(program: str) -> set[str]:
+    """Shapes of the float64 arrays that a program copies."""
+    return set(re.findall(r"= f64\[([\d,]+)\]\S* copy\(", program))
+
+
+@pytest.fixture(scope="module")
+def program() -> str:
+    return program_of(*tiny_drafter("mixed", NAME))
+
+
+class TestTheProgramOfTheRounds:
+    def test_it_has_one_loop(self, program: str) -> None:
+        assert len(re.findall(r"= .*\bwhile\(", program)) == 1
+
+    def test_it_copies_no_cache(self, program: str) -> None:
+        """No copy has the shape of a cache of the target or of the drafter."""
+        chosen, (drafter, _) = family(NAME), tiny_drafter("mixed", NAME)
+        slots = (*chosen.target.init_cache(4, 256, 128).layers, *drafter.init_cache(4, 256, 128).layers)
+        shapes = {",".join(map(str, s.k.shape)) for s in slots}
+        assert len(shapes) == 4, "windowed and full, target and drafter"
+        assert all(f"f64[{shape}]" in program for shape in shapes)
+        assert not copied_shapes(program) & shapes
+
+    def test_the_search_for_copies_can_find_one(self) -> None:
+        """A write into slots that were not donated must copy them."""
+        slots = family(NAME).target.init_cache(4, 256, 128).layers[0]
+        lowered = jax.jit(lambda slots: slots.replace(k=slots.k.at[0, 0, 0].set(1.0))).lower(slots)
+        assert ",".join(map(str, slots.k.shape)) in copied_shapes(lowered.compile().as_text())
+
+    def test_greedy_rounds_draw_nothing(self, program: str) -> None:
+        drawing = re.compile(r"rng|threefry|random_bits", re.IGNORECASE)
+        assert not drawing.search(program)
+        dealt = program_of(MaliciousDrafter(BLOCK), jnp.arange(32, dtype=jnp.int32))
+        assert drawing.search(dealt), "a drafter that draws must show"
+
+    def test_the_search_for_loops_can_find_more(self) -> None:
+        """A stacked mixture has a loop of its own over the experts in use."""
+        chosen = family("gpt_oss-stacked")
+        decoder = Decoder(chosen.target, chosen.params)
+        state = decoder.start(random_prompts(chosen, LENGTHS), TOKENS)
+        lowered = generate.run_rounds.lower(
+            decoder.target, decoder.drafter, decoder.rule, decoder.params, None, state, jnp.asarray(FOREVER)
+        )
+        assert len(re.findall(r"stablehlo.while", lowered.as_text())) > 1

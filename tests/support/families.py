@@ -1,0 +1,133 @@
+"""Tiny targets of every family, in every layout: pairwise different dimensions, no parameter left at 0 or 1."""
+
+import functools
+import types
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dflash_jax import moe
+from dflash_jax.nn import plain_rope, yarn_rope
+from kernels_pallas import mxfp4
+from models import MODELS
+from models.gpt_oss import GptOss, GptOssConfig
+from models.qwen3 import Qwen3Config
+from models.target import FlaxTarget
+
+WINDOW = 5
+
+GPT_OSS = GptOssConfig(
+    vocab_size=61,
+    hidden_size=32,
+    layers=3,
+    heads=6,
+    kv_heads=2,
+    head_dim=10,
+    intermediate_size=64,
+    experts=7,
+    experts_per_token=3,
+    windows=(WINDOW, None, WINDOW),
+    rope=yarn_rope(1000.0, 10, factor=4.0, original_max_position=16, truncate=False),
+    rms_norm_eps=1e-5,
+    swiglu_limit=1.5,
+)
+QWEN3 = Qwen3Config(
+    vocab_size=53,
+    hidden_size=24,
+    layers=4,
+    heads=6,
+    kv_heads=3,
+    head_dim=10,
+    intermediate_size=20,
+    windows=(None, WINDOW, None, WINDOW),
+    rope=plain_rope(500.0, 10),
+    rms_norm_eps=1e-6,
+)
+QWEN3_TIED = Qwen3Config(**{**vars(QWEN3), "windows": (None,) * 4, "tie_word_embeddings": True})
+
+VARIANTS: dict[str, tuple[str, object, dict]] = {
+    "gpt_oss-split": ("gpt_oss", GPT_OSS, {"layout": "split"}),
+    "gpt_oss-stacked": ("gpt_oss", GPT_OSS, {"layout": "stacked"}),
+    "gpt_oss-packed": ("gpt_oss", GPT_OSS, {"layout": "packed"}),
+    "qwen3-tied": ("qwen3", QWEN3_TIED, {}),
+    "qwen3-untied": ("qwen3", QWEN3, {}),
+}
+"""name -> (key of ``MODELS``, config, further fields of the module)."""
+
+assert {model_type for model_type, _, _ in VARIANTS.values()} == set(MODELS), "a family of MODELS has no tiny variant"
+
+
+GAIN = {"o": 2.0, "down": 2.0, "q": 3.0, "k": 2.0}
+"""Loud layers and sharp attention keep greedy text from falling into a loop."""
+
+
+class Family(NamedTuple):
+    """A tiny target and its parameters."""
+
+    name: str
+    target: FlaxTarget
+    params: dict
+
+
+def tiny_target(name: str, dtype: str = "float64", taps: tuple[int, ...] | None = None) -> FlaxTarget:
+    """The target of a variant; tapped after its first and last-but-one layers unless ``taps`` says otherwise."""
+    model_type, config, fields = VARIANTS[name]
+    taps = (0, config.layers - 2) if taps is None else taps
+    return FlaxTarget(MODELS[model_type][1](config, taps=taps, dtype=jnp.dtype(dtype), **fields))
+
+
+@functools.cache
+def family(name: str, dtype: str = "float64", seed: int = 0) -> Family:
+    """A variant with random parameters. Layouts of one network hold the same values, all of which MXFP4 can hold."""
+    target = tiny_target(name, dtype)
+    if not isinstance(target.module, GptOss):
+        return Family(name, target, randomised(target.abstract_params(), seed))
+    stacked = randomised(FlaxTarget(target.module.clone(layout="stacked")).abstract_params(), seed)
+    return Family(name, target, with_layout(stacked, target.module.layout, target.module.dtype))
+
+
+def randomised(abstract: dict, seed: int) -> dict:
+    """Normal values for every parameter, norms around 1: nothing is left at its initial 0 or 1."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf) -> jax.Array:
+        name = str(getattr(path[-1], "key", path[-1]))
+        values = rng.standard_normal(leaf.shape)
+        if "norm" in name:
+            values = 1 + 0.4 * values
+        elif leaf.ndim == 1 or "bias" in name:
+            values = 0.4 * values
+        else:
+            values = values * GAIN.get(name, 1.0) / np.sqrt(leaf.shape[-2])
+        return jnp.asarray(values, leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, abstract)
+
+
+def with_layout(params: dict, layout: str, dtype) -> dict:
+    """Stacked parameters with their expert matrices rounded to MXFP4, in another layout."""
+
+    def convert(experts: dict):
+        packed = {name: mxfp4.pack(np.asarray(experts[name]).swapaxes(-1, -2)) for name in ("gate_up", "down")}
+        packed = jax.tree.map(jnp.asarray, packed)
+        biases = {name: leaf for name, leaf in experts.items() if name not in packed}
+        if layout == "packed":
+            return packed | biases
+        stacked = {name: mxfp4.decode(weight, dtype).swapaxes(-1, -2) for name, weight in packed.items()} | biases
+        return moe.split(stacked) if layout == "split" else stacked
+
+    moe_layers = {name: part for name, part in params.items() if isinstance(part, dict) and "experts" in part}
+    return params | {name: part | {"experts": convert(part["experts"])} for name, part in moe_layers.items()}
+
+
+def fresh(function):
+    """A copy of ``function`` that jit has never seen, so that a patched callee is traced and nothing cached is used."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    copy = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
