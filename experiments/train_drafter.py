@@ -70,6 +70,7 @@ class Args:
     seed: int = 0
 
 
+CURVES = {"loss": "loss (nats per unit of weight)", "acceptance": "training blocks: tokens per round"}
 ROPE_THETA = 10_000.0
 MASK = 1
 """``<|mask|>`` in the pair's tokenizer."""
@@ -173,7 +174,7 @@ def run(args: Args, state, update, target_params, texts, features, saved):
         print(json.dumps(row), flush=True)
         saved.save(step + 1, args=ocp.args.StandardSave(state))
     saved.wait_until_finished()
-    plot_curve(args.out / "log.jsonl", args.out / "curve.png", x="blocks", lines=("loss", "acceptance"))
+    plot_curve(args.out / "log.jsonl", args.out / "curve.png", x="blocks", lines=CURVES)
     return state
 
 

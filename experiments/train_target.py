@@ -155,7 +155,7 @@ def run(args, state: TrainState, update, evaluate, splits, saved) -> TrainState:
         print(json.dumps(row), flush=True)
         saved.save(step + 1, args=ocp.args.StandardSave(state))
     saved.wait_until_finished()
-    losses = ("train_loss", "modeling_loss", "library_loss", "stdlib_loss")
+    losses = {f"{name}_loss": f"{name}: nats per token" for name in ("train", *HELD_OUT)}
     plot_curve(args.out / "log.jsonl", args.out / "loss.png", x="tokens", lines=losses)
     return state
 
