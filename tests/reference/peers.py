@@ -5,9 +5,9 @@ Runs in the reference environment as a child of the benchmark and answers its re
 * The target is loaded in float32, MXFP4 experts decoded to float32.
 * `transformers_dflash` is `generate(speculation_type="dflash")`. Its drafter class, `MuseGlimmerAssistantModel`, has
   the mathematics of z-lab's `DFlashDraftModel` with full bidirectional layers: `fc` and `hidden_norm` are renamed,
-  every other tensor keeps its name. What has no counterpart there is refused (`why_no_assistant`), and the converted drafter
-  is held against z-lab's on random inputs before it is used. An output multiplier or soft cap is left out: it moves no
-  argmax.
+  every other tensor keeps its name. What has no counterpart there is refused (`why_no_assistant`), and the converted
+  drafter is held against z-lab's on random inputs before it is used. An output multiplier or soft cap is left out: it
+  moves no argmax.
 * `dflash` 0.1.0 pins an older transformers but needs no patch on 5.24: only `return_stats=True` wants CUDA, so rounds
   are counted here, for every method alike: calls of the target after the one that hears the prompt.
 """
