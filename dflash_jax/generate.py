@@ -24,6 +24,9 @@ CHUNKS = (32, 128)
 
 SMALLEST_CAPACITY = 256
 MOST_STOP_IDS = 16
+LARGEST_BLOCK = 127
+"""Tokens of a round are counted in int8."""
+
 FOREVER = np.int32(2**31 - 1)
 
 hear = jax.jit(hear_prompt, static_argnames=("target", "drafter"), donate_argnames="heard")
@@ -91,6 +94,10 @@ class Decoder:
     draft_params: Params = None
     rule: AcceptRule = field(default_factory=Greedy)
     context_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.drafter.block_size <= LARGEST_BLOCK:
+            raise ValueError(f"block size {self.drafter.block_size}: 1 (no draft) to {LARGEST_BLOCK}")
 
     def start(
         self,

@@ -27,13 +27,14 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
+from dflash_jax.generate import LARGEST_BLOCK
 from experiments import prompts as prompt_files
 from experiments.bench_contest import PLAIN, RATIOS, SPEC, Contest, Entry, closing, entry, median_rate, opening
 from experiments.bench_pipe import Refused, ask_all, available_cpus
 from experiments.bench_report import Result, spread, write_json
 from experiments.bench_stage import LLAMA, PEERS, Stage, start_llama, start_ours, start_peers
 from experiments.bench_tables import show
-from experiments.pair import PAIRS, WIDEST_BLOCK, load_tokenizer, locate
+from experiments.pair import PAIRS, load_tokenizer, locate
 from experiments.progress import Waiting
 
 PROBE_TOKENS = 120
@@ -95,8 +96,8 @@ def check(args: Args) -> list[list[int]]:
     count = len(available_cpus())
     if min(args.threads) < 1 or max(args.threads) > count:
         raise ValueError(f"--threads {' '.join(map(str, args.threads))}: from 1 to {count}, the CPUs there are")
-    if not args.blocks or min(args.blocks) < 2 or max(args.blocks) > WIDEST_BLOCK:
-        raise ValueError(f"--blocks {' '.join(map(str, args.blocks))}: the anchor and drafts, 2 to {WIDEST_BLOCK}")
+    if not args.blocks or min(args.blocks) < 2 or max(args.blocks) > LARGEST_BLOCK:
+        raise ValueError(f"--blocks {' '.join(map(str, args.blocks))}: the anchor and drafts, 2 to {LARGEST_BLOCK}")
     if args.new_tokens < 2 or args.samples < 1:
         raise ValueError(f"--new-tokens {args.new_tokens} --samples {args.samples}: at least 2 tokens of 1 prompt")
     llama = [args.llama_cpp, args.llama_target, args.llama_draft]

@@ -12,7 +12,7 @@ from checkpoints.safetensors_file import write_text
 from experiments.bench_contest import PLAIN, RATIOS, SPEC, Chosen, Contest, Duel, Entry, first_divergence
 
 PROBES = {
-    "loop_overhead": "a round of the compiled loop over its draft and verify alone; reach 1.05",
+    "loop_overhead": "a round of the loop over draft and verify jitted and called apart; reach 1.05",
     "bandwidth_share": "weights one plain token reads, over token time x copy bandwidth",
     "flatness": "slowest over fastest time per token over length, one capacity; reach 1.10",
     "cache_copies": "cache-shaped copies in the loop's program; reach 0",

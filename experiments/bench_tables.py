@@ -52,7 +52,7 @@ def speeds(result: Result) -> Table:
 def blocks(result: Result, threads: int) -> Table:
     """One row per block size: what a round costs and what it brings."""
     table = Table(title=f"speculative decoding by block size, threads {threads} (costs in plain steps)")
-    columns = ("block", "over plain", "", "tok/round", "round", "verify", "draft", "union", "loop/parts", "verdict")
+    columns = ("block", "over plain", "", "tok/round", "round", "verify", "draft", "union", "overhead", "verdict")
     for name in columns:
         table.add_column(name, justify="left" if name == "verdict" else "right")
     for block in sorted(result.blocks[threads]):

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from experiments.arguments import SHIPPED, Args
-from experiments.pair import PAIRS, Folders, inspect, load_tokenizer, locate
+from experiments.pair import FASTEST_BLOCK, PAIRS, Folders, inspect, load_tokenizer, locate
 from experiments.prompts import Row, batches, encode, of_split, read_rows
 
 FEWEST_REPEATS = 3
@@ -45,8 +45,9 @@ def prepare(args: Args) -> Plan:
     if args.plots is not None and args.plots.is_file():
         raise ValueError(f"--plots {args.plots} is a file; expected a folder")
     named = args.pair is None and args.target is None and args.draft is None
-    target, draft = locate(SHIPPED if named else args.pair, args.target, args.draft)
-    folders = inspect(target, draft, _block_size(args))
+    pair = SHIPPED if named else args.pair
+    target, draft = locate(pair, args.target, args.draft)
+    folders = inspect(target, draft, _block_size(args) or FASTEST_BLOCK.get(pair))
     rows, tokenizer = _rows(args, target), load_tokenizer(target)
     chosen = rows[: args.max_samples]
     if args.batch > len(chosen):

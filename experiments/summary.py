@@ -136,14 +136,19 @@ def _time(report: Report) -> Iterator[tuple[str, str]]:
     draft, verify = costs.draft_s / report.round_s, costs.verify_s / report.round_s
     yield (
         "where time goes",
-        f"draft {draft:.0%}   verify {verify:.0%}   accept and rest {1 - draft - verify:.0%}   of a round of "
-        f"{_milliseconds(report.round_s)}",
+        f"draft {draft:.0%}   verify {verify:.0%}   accept and rest {_rest(1 - draft - verify, '.0%')}   of a round "
+        f"of {_milliseconds(report.round_s)}",
     )
     yield (
         "verify",
         f"width {costs.width} costs {costs.ratio:.2f}x width 1   ({_milliseconds(costs.verify_s)} and "
         f"{_milliseconds(costs.step_s)} at {costs.length} tokens)",
     )
+
+
+def _rest(value: float, form: str) -> str:
+    """What the parts leave of a round. Timed apart they may cost more than inside it: then it is below the noise."""
+    return format(value, form) if value > 0 else "below noise"
 
 
 def _experts(report: Report) -> Iterator[tuple[str, str]]:
@@ -179,7 +184,7 @@ def why_not_faster(report: Report) -> str | None:
     verify, draft = (total * seconds / report.round_s for seconds in (costs.verify_s, costs.draft_s))
     text = (
         f"a round costs {total:.2f} plain steps (verify {verify:.2f}, draft {draft:.2f}, rest "
-        f"{total - verify - draft:.2f}) and delivers {report.speculative.bound:.2f} tokens"
+        f"{_rest(total - verify - draft, '.2f')}) and delivers {report.speculative.bound:.2f} tokens"
     )
     size, gain = best_block_size(report.conditional, total, verify, costs.ratio)
     predicted = report.speedup[0] * gain

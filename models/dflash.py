@@ -65,11 +65,12 @@ class DFlashConfig:
         Raises:
             ValueError: naming the key that is missing or unsupported.
         """
-        config = {**config, **(config.get("dflash_config") or {})}
+        own = config.get("dflash_config") or {}
+        config = config | {key: value for key, value in own.items() if value is not None}
         layers = int(require(config, "num_hidden_layers"))
         head_dim = int(config.get("head_dim") or QWEN3_HEAD_DIM)
         windows = windows_from(config, layers)
-        override = config.get("is_causal", config.get("causal"))
+        override = config.get("causal") if config.get("is_causal") is None else config["is_causal"]
         causal = tuple(window is not None if override is None else bool(override) for window in windows)
         softcap = config.get("final_logit_softcapping")
         return cls(

@@ -85,3 +85,9 @@ def test_the_comparison_sees_one_bit() -> None:
     other = state.replace(cache=state.cache.replace(layers=(first.replace(k=touched), *rest)))
     with pytest.raises(AssertionError):
         assert_same_bits(state, other)
+
+
+def test_a_block_too_wide_to_count_is_refused():
+    """Rounds are counted in int8: a wider block must not wrap silently."""
+    with pytest.raises(ValueError, match="block size 128"):
+        Decoder(None, None, NoDrafter(block_size=128))
