@@ -6,7 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_checkpoints import (
+
+from checkpoints import config as configs
+from checkpoints.errors import CheckpointError
+from checkpoints.load import load_target, plan_target
+from checkpoints.reader import open_checkpoint
+from tests.checkpoints.tiny_checkpoints import (
     VOCABULARY,
     WIDTH,
     bf16,
@@ -15,11 +20,6 @@ from tiny_checkpoints import (
     rewrite,
     write_qwen3,
 )
-
-from checkpoints import config as configs
-from checkpoints.errors import CheckpointError
-from checkpoints.load import load_target, plan_target
-from checkpoints.reader import open_checkpoint
 
 
 def refused(folder, message: str) -> str:

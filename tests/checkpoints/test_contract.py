@@ -4,7 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from tiny_checkpoints import (
+
+from checkpoints.contract import LOOK_ALIKES, look_alikes
+from checkpoints.errors import CheckpointError
+from checkpoints.load import load_drafter
+from tests.checkpoints.tiny_checkpoints import (
     LAYERS,
     VOCABULARY,
     WIDTH,
@@ -16,10 +20,6 @@ from tiny_checkpoints import (
     write_gpt_oss,
     write_qwen3,
 )
-
-from checkpoints.contract import LOOK_ALIKES, look_alikes
-from checkpoints.errors import CheckpointError
-from checkpoints.load import load_drafter
 
 TARGET = {"num_hidden_layers": LAYERS, "hidden_size": WIDTH, "vocab_size": VOCABULARY}
 

@@ -4,19 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_checkpoints import (
-    equal,
-    gpt_oss_config,
-    gpt_oss_hf,
-    write_gpt_oss,
-    write_qwen3,
-)
 
 from checkpoints import config as configs
 from checkpoints import contract, export, gpt_oss
 from checkpoints.errors import CheckpointError
 from checkpoints.load import load_drafter, load_target
 from checkpoints.reader import open_checkpoint
+from tests.checkpoints.tiny_checkpoints import (
+    equal,
+    gpt_oss_config,
+    gpt_oss_hf,
+    write_gpt_oss,
+    write_qwen3,
+)
 
 
 def test_M5_a_bias_may_lie_in_another_shard_than_its_weight(tmp_path, monkeypatch):

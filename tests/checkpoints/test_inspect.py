@@ -3,10 +3,18 @@
 import json
 
 import pytest
-from tiny_checkpoints import LAYERS, bf16, edit_json, rewrite, write_drafter, write_gpt_oss, write_qwen3
 
 from checkpoints.inspect import as_json, inspect, main
 from checkpoints.reader import open_checkpoint
+from tests.checkpoints.tiny_checkpoints import (
+    LAYERS,
+    bf16,
+    edit_json,
+    rewrite,
+    write_drafter,
+    write_gpt_oss,
+    write_qwen3,
+)
 
 
 def test_every_tensor_has_a_row_and_the_totals_add_up(tmp_path):

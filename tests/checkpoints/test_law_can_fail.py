@@ -4,13 +4,6 @@ import dataclasses
 
 import jax.numpy as jnp
 import pytest
-from tiny_checkpoints import (
-    LAYERS,
-    drafter_hf,
-    equal,
-    write_drafter,
-    write_qwen3,
-)
 
 from checkpoints import config as configs
 from checkpoints import dflash, export, qwen3
@@ -19,6 +12,13 @@ from checkpoints.load import fill, plan_target
 from checkpoints.reader import open_checkpoint
 from checkpoints.rules import Rule, Skip, assign, flatten, plan
 from checkpoints.transforms import IDENTITY, TRANSPOSE
+from tests.checkpoints.tiny_checkpoints import (
+    LAYERS,
+    drafter_hf,
+    equal,
+    write_drafter,
+    write_qwen3,
+)
 
 
 def broken(rules, **changes):

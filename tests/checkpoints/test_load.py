@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from tiny_checkpoints import write_gpt_oss, write_qwen3
 
 from checkpoints import load
 from checkpoints.load import ALIGNMENT, aligned_copy, load_target
+from tests.checkpoints.tiny_checkpoints import write_gpt_oss, write_qwen3
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float64])

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from tiny_checkpoints import FLOAT32, decode_by_table, gpt_oss_config, gpt_oss_hf, rewrite, write_gpt_oss
 
 from checkpoints.errors import CheckpointError
 from checkpoints.load import load_target
@@ -21,6 +20,14 @@ from checkpoints.transforms import decode
 from kernels_pallas import mxfp4
 from kernels_pallas.mxfp4.planes import plane
 from kernels_pallas.mxfp4.rounding import round_to_mxfp4
+from tests.checkpoints.tiny_checkpoints import (
+    FLOAT32,
+    decode_by_table,
+    gpt_oss_config,
+    gpt_oss_hf,
+    rewrite,
+    write_gpt_oss,
+)
 
 BLOCKS = "model.layers.1.mlp.experts.down_proj_blocks"
 SCALES = "model.layers.1.mlp.experts.down_proj_scales"

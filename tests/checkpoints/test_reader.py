@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors import safe_open
-from tiny_checkpoints import bf16, edit_json
 
 from checkpoints.errors import CheckpointError
 from checkpoints.reader import INDEX, open_checkpoint
 from checkpoints.safetensors_file import write_file
+from tests.checkpoints.tiny_checkpoints import bf16, edit_json
 
 BYTES = {
     "BF16": (ml_dtypes.bfloat16, [0x3F80, 0x8000, 0x7F80, 0x0001], np.uint16, [1.0, -0.0, np.inf, 2.0**-133]),

@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_checkpoints import (
+
+from checkpoints import config as configs
+from checkpoints import export, registry
+from checkpoints.errors import CheckpointError
+from checkpoints.load import load_drafter, load_target, plan_drafter, plan_target
+from checkpoints.reader import open_checkpoint
+from checkpoints.rules import MTP_REASON, flatten
+from tests.checkpoints.tiny_checkpoints import (
     LAYERS,
     VOCABULARY,
     WIDTH,
@@ -19,13 +26,6 @@ from tiny_checkpoints import (
     write_gpt_oss,
     write_qwen3,
 )
-
-from checkpoints import config as configs
-from checkpoints import export, registry
-from checkpoints.errors import CheckpointError
-from checkpoints.load import load_drafter, load_target, plan_drafter, plan_target
-from checkpoints.reader import open_checkpoint
-from checkpoints.rules import MTP_REASON, flatten
 
 TARGET = {"num_hidden_layers": LAYERS, "hidden_size": WIDTH, "vocab_size": VOCABULARY}
 
