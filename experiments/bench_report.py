@@ -19,6 +19,9 @@ PROBES = {
 }
 KEYS = (*RATIOS, *PROBES)
 
+UNDISTURBED = 0.95
+"""Least CPU share of an entry at one thread that had its CPU to itself."""
+
 
 @dataclass
 class Result:
@@ -68,6 +71,12 @@ class Result:
         known = [each for each in copies if each is not None]
         return found | {"cache_copies": max(known) if known else None}
 
+    @property
+    def disturbed(self) -> list[Entry]:
+        """Entries at one thread that did not have their CPU to themselves; their figures should not be quoted."""
+        shares = {who: spread([each.cpu_share for each in seen]) for who, seen in self.contest.samples.items()}
+        return [who for who, share in shares.items() if who.threads == 1 and (share["median"] or 1.0) < UNDISTURBED]
+
 
 def spread(values: Sequence[float]) -> dict[str, float | int | None]:
     """Median, least, largest and number; nulls without a value."""
@@ -108,6 +117,7 @@ def payload(result: Result) -> dict[str, Any]:
         "contestants": [contestant(result, who) for who in result.contest.samples],
         "calibration": {name_of(who): rate for who, rate in result.calibration.items()},
         "failures": {name_of(who): words for who, words in result.contest.failures.items()},
+        "disturbed": [name_of(who) for who in result.disturbed],
         **result.about,
     }
 

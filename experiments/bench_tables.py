@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from experiments.bench_report import KEYS, PROBES, RATIOS, Result, block_row, contestant, spread
+from experiments.bench_report import KEYS, PROBES, RATIOS, Result, block_row, contestant, name_of, spread
 
 WIDTH = 120
 
@@ -20,11 +20,16 @@ def show(result: Result, console: Console | None = None) -> None:
     console.print(keys(result))
     who = ", ".join(f"{name} {t}" for name, t in result.better.items())
     console.print(f"headline: each contestant at its faster thread setting: {who}")
+    for name, what in PROBES.items():
+        console.print(f"{name}: {what}")
     for name, value in result.headline().items():
         if value is None:
             console.print(f"{name}: null, {result.reasons.get(name, 'not measured')}")
-    for who, words in result.contest.failures.items():
-        console.print(f"{who.contestant} [{who.label}], threads {who.threads}, failed: {words}")
+    for each, words in result.contest.failures.items():
+        console.print(f"failed: {name_of(each)}: {words}", markup=False)
+    if result.disturbed:
+        names = ", ".join(name_of(each) for each in result.disturbed)
+        console.print(f"disturbed, do not quote: others had the CPU of {names}", markup=False)
 
 
 def speeds(result: Result) -> Table:
@@ -74,12 +79,12 @@ def blocks(result: Result, threads: int) -> Table:
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """Wins or loses, and why."""
+    """Wins or loses, and why: the tokens that a round brings, and its cost in plain steps."""
     over, brings, costs = row["spec_over_plain"]["median"], row["tokens_per_round"], row["round_in_plain_steps"]
     if over is None or brings is None or costs is None:
         return "not measured"
-    words = "wins" if over > 1 else "loses"
-    return f"{words}: a round brings {brings:.2f} and costs {costs:.2f}"
+    sign = "<" if brings < costs else ">"
+    return f"{'wins' if over > 1 else 'loses'}: brings {brings:.2f} {sign} costs {costs:.2f}"
 
 
 def keys(result: Result) -> Table:
@@ -88,18 +93,19 @@ def keys(result: Result) -> Table:
     table.add_column("key")
     table.add_column("headline", justify="right")
     for threads in result.threads:
-        table.add_column(f"threads {threads}", justify="right")
-    table.add_column("what")
+        table.add_column(f"threads {threads} (least - largest; pairs)", justify="right")
     headline = result.headline()
     for name in KEYS:
         cells = []
         for threads in result.threads:
             value = result.at(threads)[name]
             pairs = spread(result.ratio(name, threads, threads)) if name in RATIOS else None
-            more = f" ({number(pairs['min'], 2)} - {number(pairs['max'], 2)})" if pairs and pairs["runs"] else ""
+            more = ""
+            if pairs and pairs["runs"]:
+                more = f" ({number(pairs['min'], 2)} - {number(pairs['max'], 2)}; {pairs['runs']})"
             cells.append(number(value, 0 if name == "cache_copies" else 2) + more)
         digits = 0 if name == "cache_copies" else 2
-        table.add_row(name, number(headline.get(name), digits), *cells, PROBES.get(name, ""))
+        table.add_row(name, number(headline.get(name), digits), *cells)
     return table
 
 

@@ -1,15 +1,14 @@
-"""The benchmark's arithmetic, order of play, JSON, refusals and pipes, with players that only pretend."""
+"""The benchmark's arithmetic, order of play, JSON, tables and refusals, with players that only pretend."""
 
 import json
 import math
-import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from experiments import bench, bench_stage
+from experiments import bench
 from experiments.bench_contest import (
     PLAIN,
     RATIOS,
@@ -22,8 +21,7 @@ from experiments.bench_contest import (
     opening,
     sample_of,
 )
-from experiments.bench_llamacpp import LlamaServer
-from experiments.bench_pipe import Child, Refused, ask_all, available_cpus
+from experiments.bench_pipe import Refused
 from experiments.bench_report import KEYS, Result, payload, spread, write_json
 from experiments.bench_tables import show, verdict
 from experiments.prompts import Row
@@ -31,24 +29,6 @@ from tests.experiments.random_pair import write_random_pair
 
 ROOT = Path(__file__).resolve().parents[2]
 LATER = math.inf
-
-FAKE = """
-import os, sys
-from experiments.bench_pipe import serve
-
-def generate(method, prompt, tokens, **variant):
-    print("noise that must not reach the pipe")
-    return {"tokens": prompt[:1] * tokens, "seconds": 1.0 + 0.5 * tokens, "rounds": tokens - 1, "threads": variant}
-
-def fail():
-    raise KeyError("no such thing")
-
-def die():
-    print("last words", file=sys.stderr)
-    os._exit(3)
-
-serve({"generate": generate, "fail": fail, "die": die, "cpus": lambda: {"cpus": sorted(os.sched_getaffinity(0))}})
-"""
 
 
 @dataclass
@@ -66,14 +46,6 @@ class Pretender:
         seconds = 0.5 + (tokens - 1) / self.tokens_per_s[name]
         said = [prompt[0]] * tokens
         return {"tokens": said, "seconds": seconds, "cpu_seconds": seconds, "rounds": (tokens - 1) // 2 or None}
-
-
-@pytest.fixture
-def child():
-    script = [sys.executable, "-c", FAKE]
-    process = Child("fake", script, available_cpus()[:1], {"PYTHONPATH": str(ROOT)})
-    yield process
-    process.close()
 
 
 def contest(rates: dict[str, float], prompts: int = 2) -> tuple[Contest, Pretender]:
@@ -213,58 +185,21 @@ def test_the_tables_print(capsys):
     out = capsys.readouterr().out
     assert "plain_over_transformers" in out
     assert "spec_over_zlab_dflash: null, no environment" in out
+    assert "disturbed" not in out
+
+
+def test_a_run_beside_others_is_marked():
+    game, _ = contest({"plain, form": 20.0, "transformers": 5.0, "spec, 2": 30.0, "spec, 4": 40.0})
+    result = result_of(game)
+    who = entry(PLAIN, 1, {"form": "form"})
+    result.contest.samples[who] = [replace(sample, cpu_share=0.5) for sample in result.contest.samples[who]]
+    assert payload(result)["disturbed"] == ["plain [form] threads 1"]
 
 
 def test_the_verdict_names_what_a_round_brings_and_costs():
     row = {"spec_over_plain": {"median": 0.5}, "tokens_per_round": 1.25, "round_in_plain_steps": 2.5}
-    assert verdict(row) == "loses: a round brings 1.25 and costs 2.50"
+    assert verdict(row) == "loses: brings 1.25 < costs 2.50"
     assert verdict(row | {"spec_over_plain": {"median": None}}) == "not measured"
-
-
-def test_a_child_answers_and_its_prints_stay_out(child):
-    answer = child.ask("generate", method="plain", prompt=[5, 6], tokens=3)
-    assert (answer["tokens"], answer["seconds"]) == ([5, 5, 5], 2.5)
-    assert ask_all([child], "generate", method="plain", prompt=[4], tokens=1)[0]["tokens"] == [4]
-
-
-def test_a_child_runs_on_its_cpus(child):
-    assert child.ask("cpus")["cpus"] == available_cpus()[:1]
-
-
-def test_a_childs_error_is_a_refusal(child):
-    with pytest.raises(Refused, match="fake: KeyError: 'no such thing'"):
-        child.ask("fail")
-    with pytest.raises(Refused, match="unknown command 'sing'; known: generate, fail, die"):
-        child.ask("sing")
-    assert child.ask("generate", method="plain", prompt=[1], tokens=1)["tokens"] == [1]
-
-
-def test_a_dead_child_is_quoted(child):
-    with pytest.raises(Refused, match="fake ended with code 3: last words"):
-        child.ask("die")
-    with pytest.raises(Refused, match="fake"):
-        child.ask("generate", method="plain", prompt=[1], tokens=1)
-
-
-def test_without_the_reference_environment_the_reason_names_the_remedy(tmp_path, capsys):
-    stage = bench_stage.Stage()
-    bench_stage.start_peers(stage, tmp_path / "python", tmp_path, tmp_path, (1,))
-    assert "make reference" in capsys.readouterr().err
-    peers = {"plain_over_transformers", "spec_over_transformers_dflash", "spec_over_zlab_dflash"}
-    assert set(stage.reasons) == peers
-    assert all("make reference" in reason for reason in stage.reasons.values())
-    assert not stage.players
-
-
-def test_llama_cpp_is_left_out_with_a_reason(tmp_path):
-    stage = bench_stage.Stage()
-    bench_stage.start_llama(stage, None, None, None, 8, (1,))
-    assert "--llama-cpp DIR" in stage.reasons["spec_over_llamacpp"]
-    with pytest.raises(Refused, match="no llama-server in"):
-        LlamaServer(tmp_path, tmp_path, tmp_path, 8, [0])
-    (tmp_path / "llama-server").touch()
-    with pytest.raises(Refused, match="does not exist; convert the checkpoint"):
-        LlamaServer(tmp_path, tmp_path / "t.gguf", tmp_path / "d.gguf", 8, [0])
 
 
 @pytest.fixture(scope="module")

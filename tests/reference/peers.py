@@ -34,7 +34,7 @@ PROMPT_EXPERTS = "grouped_mm"
 AGREEMENT = 1e-4  # between the two drafters' hidden states, whose entries are about 1
 
 
-def why_no_assistant(config: dict[str, Any], target_layers: int) -> str | None:
+def why_no_assistant(config: dict[str, Any], taps: list[int], target_layers: int) -> str | None:
     """Why a z-lab drafter cannot be a `MuseGlimmerAssistantModel` without changing what it computes; None: it can."""
     config = {**config, **(config.get("dflash_config") or {})}
     layers = config["num_hidden_layers"]
@@ -47,8 +47,7 @@ def why_no_assistant(config: dict[str, Any], target_layers: int) -> str | None:
         "it scales the embeddings, transformers does not": (config.get("input_embedding_scale") or 1.0) != 1.0,
         "its width differs from the target's": config.get("target_hidden_size", config["hidden_size"])
         != config["hidden_size"],
-        "it taps the last layer, which transformers hands over after the final norm": target_layers - 1
-        in config["target_layer_ids"],
+        "it taps the last layer, which transformers hands over after the final norm": target_layers - 1 in taps,
     }
     found = [reason for reason, holds in reasons.items() if holds]
     return "; ".join(found) or None
@@ -109,7 +108,8 @@ class Peers:
         config = json.loads((Path(drafter) / "config.json").read_text())
         self.drafter = DFlashDraftModel.from_pretrained(drafter, dtype=torch.float32).eval()
         refused = {}
-        if reason := why_no_assistant(config, self.target.config.num_hidden_layers):
+        taps = list(self.drafter.target_layer_ids)
+        if reason := why_no_assistant(config, taps, self.target.config.num_hidden_layers):
             refused["transformers_dflash"] = f"no faithful conversion of the drafter: {reason}"
         else:
             self.assistant = as_assistant(self.drafter, config)
