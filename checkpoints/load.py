@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from checkpoints import contract
-from checkpoints.config import read_config, stop_ids
+from checkpoints.config import read_config, read_vocabulary, stop_ids
 from checkpoints.errors import raise_if
 from checkpoints.family import Experts
 from checkpoints.reader import Reader, open_checkpoint
@@ -83,7 +83,7 @@ def plan_target(
     else:
         choice = family.experts(config, reader, dtype, experts)
         module = module_type(sizes, taps=tuple(taps), dtype=dtype, layout=choice.layout)
-    target = FlaxTarget(module)
+    target = FlaxTarget(module, tokens=max(read_vocabulary(reader.folder).values(), default=-1) + 1 or None)
     tree = _expert_dtypes(target.abstract_params(), choice)
     rules = family.rules + (choice.rules if choice else ())
     made = plan(reader, rules, tree, layers=sizes.layers, tied=sizes.tie_word_embeddings)

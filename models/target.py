@@ -17,6 +17,8 @@ class FlaxTarget:
     """The four verbs, carried out by a linen module with methods ``init_layers, embed, step, unembed``."""
 
     module: nn.Module
+    tokens: int | None = None
+    """Ids of the tokenizer: rows of the head from here on are padding, and their logits are -inf (None: no such row)."""
 
     @property
     def config(self) -> Any:
@@ -41,7 +43,10 @@ class FlaxTarget:
         return self.module.apply({"params": params}, tokens, cache, method="step")
 
     def unembed(self, params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        return self.module.apply({"params": params}, hidden, method="unembed")
+        logits = self.module.apply({"params": params}, hidden, method="unembed")
+        if self.tokens is None or self.tokens >= logits.shape[-1]:
+            return logits
+        return jnp.where(jnp.arange(logits.shape[-1]) < self.tokens, logits, -jnp.inf)
 
     def init(self, key: jax.Array) -> Params:
         """Random parameters."""

@@ -7,7 +7,7 @@ import pytest
 
 from checkpoints.contract import LOOK_ALIKES, look_alikes
 from checkpoints.errors import CheckpointError
-from checkpoints.load import load_drafter
+from checkpoints.load import load_drafter, load_target
 from tests.checkpoints.tiny_checkpoints import (
     LAYERS,
     VOCABULARY,
@@ -139,6 +139,7 @@ def test_B54_padding_rows_are_no_difference(pair, size):
     set_dflash(drafter, mask_token_id=96)
     edit_json(drafter / "config.json", vocab_size=size)
     load_drafter(drafter, target)
+    assert load_target(target)[0].tokens == 97, "rows 97 .. 100 are padding"
 
 
 def test_B54_fewer_rows_than_tokens_are_refused(pair):

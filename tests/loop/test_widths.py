@@ -8,6 +8,7 @@ import pytest
 from dflash_jax.generate import Decoder
 from dflash_jax.plain import NoDrafter
 from dflash_jax.speculate import SpecState
+from experiments.agreement import compare
 from tests.support.families import Family, family
 from tests.support.oracle import ALL, script
 from tests.support.texts import plain, random_prompts, scripted, speculate
@@ -24,6 +25,31 @@ def test_B08_float32_text_is_the_plain_text(name: str, block: int) -> None:
     for accept in SCRIPTS:
         out = speculate(chosen, prompts, truth, accept, block=block, max_new_tokens=64)
         assert out.tokens == [text[:64] for text in truth]
+
+
+@pytest.mark.parametrize(("name", "block"), [("gpt_oss-split", 2), ("gpt_oss-split", 16), ("qwen3-untied", 8)])
+def test_B08_bfloat16_text_parts_from_the_plain_text_at_ties_only(name: str, block: int) -> None:
+    """Where they first differ, the plain run's two best logits are nearer than rounding can move them."""
+    chosen = family(name, "bfloat16")
+    prompts = random_prompts(chosen, LENGTHS)
+    truth = plain(chosen, prompts, max_new_tokens=64 + block).tokens
+    one_by_one = [text[:64] for text in truth]
+    decoder = Decoder(chosen.target, chosen.params, NoDrafter())
+    for accept in SCRIPTS:
+        out = speculate(chosen, prompts, truth, accept, block=block, max_new_tokens=64)
+        parted = compare(decoder, prompts, one_by_one, out.tokens, "bfloat16").divergences
+        assert all(divergence.tie for divergence in parted), parted
+
+
+def test_B08_a_text_that_parts_elsewhere_is_no_tie() -> None:
+    chosen = family("qwen3-untied", "bfloat16")
+    prompts = random_prompts(chosen, LENGTHS)
+    texts = plain(chosen, prompts, max_new_tokens=64).tokens
+    size = chosen.target.config.vocab_size
+    wrong = [[(token + 1) % size for token in text] for text in texts]
+    parted = compare(Decoder(chosen.target, chosen.params, NoDrafter()), prompts, texts, wrong, "bfloat16").divergences
+    assert len(parted) == len(prompts)
+    assert not all(divergence.tie for divergence in parted)
 
 
 def test_B08_the_prompt_is_heard_alike_whichever_decoder_follows() -> None:
