@@ -29,11 +29,11 @@ import tyro
 
 from dflash_jax.generate import LARGEST_BLOCK
 from experiments import prompts as prompt_files
-from experiments.bench_contest import PLAIN, RATIOS, SPEC, Contest, Entry, closing, entry, median_rate, opening
-from experiments.bench_pipe import Refused, ask_all, available_cpus
-from experiments.bench_report import Result, spread, write_json
-from experiments.bench_stage import LLAMA, PEERS, Stage, start_llama, start_ours, start_peers
-from experiments.bench_tables import show
+from experiments.benchmark.contest import PLAIN, RATIOS, SPEC, Contest, Entry, closing, entry, median_rate, opening
+from experiments.benchmark.pipe import Refused, ask_all, available_cpus
+from experiments.benchmark.report import Result, spread, write_json
+from experiments.benchmark.stage import LLAMA, PEERS, Stage, start_llama, start_ours, start_peers
+from experiments.benchmark.tables import show
 from experiments.pair import PAIRS, load_tokenizer, locate
 from experiments.progress import Waiting
 

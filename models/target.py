@@ -18,7 +18,7 @@ class FlaxTarget:
 
     module: nn.Module
     tokens: int | None = None
-    """Ids of the tokenizer: rows of the head from here on are padding, and their logits are -inf (None: no such row)."""
+    """Ids of the tokenizer: rows of the head from here on are padding and get -inf as logits. None: there are none."""
 
     @property
     def config(self) -> Any:

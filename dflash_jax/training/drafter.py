@@ -105,22 +105,28 @@ def block_loss(
     return loss, {"loss": loss, "acceptance": 1 + (accepted * real).sum() / blocks, "first_row_accuracy": first}
 
 
-def make_update(drafter, target: Target, optimizer: optax.GradientTransformation, weigh, anchors_per_text: int):
-    """The jitted update ``(state, target_params, tokens [B S], features [B S A D], supervised [B S], key)``.
-
-    Returns ``(state, report)``. The target's parameters are constants: only the drafter learns.
-    """
+def make_objective(drafter, target: Target, weigh, anchors_per_text: int):
+    """``(params, target_params, tokens [B S], features [B S A D], supervised [B S], key) -> (loss, report)``: blocks at
+    random anchors, and what :func:`block_loss` says of them."""
 
     def objective(params, target_params, tokens, features, supervised, key):
         anchors, real = sample_anchors(key, supervised, anchors_per_text)
         logits = block_logits(drafter, target, params, target_params, tokens, features, anchors)
         return block_loss(logits, tokens, anchors, real, supervised, weigh)
 
+    return objective
+
+
+def make_update(drafter, target: Target, optimizer: optax.GradientTransformation, weigh, anchors_per_text: int):
+    """The jitted update: the arguments of :func:`make_objective` with the state in the place of the parameters.
+
+    Returns ``(state, report)``. The target's parameters are constants: only the drafter learns.
+    """
+    objective = make_objective(drafter, target, weigh, anchors_per_text)
+
     @jax.jit
-    def update(state: TrainState, target_params, tokens, features, supervised, key):
-        grads, report = jax.grad(objective, has_aux=True)(
-            state.params, target_params, tokens, features, supervised, key
-        )
+    def update(state: TrainState, *batch):
+        grads, report = jax.grad(objective, has_aux=True)(state.params, *batch)
         state, norm = apply_gradients(state, grads, optimizer)
         return state, report | {"grad_norm": norm}
 

@@ -1,4 +1,4 @@
-"""What both trainings share: the state, AdamW with a cosine, and an update that skips a gradient that is not finite."""
+"""What both trainings share: the state, Muon with a cosine, and an update that skips a gradient that is not finite."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from optax import contrib
 
 from dflash_jax.protocols import Params
 
@@ -24,13 +25,30 @@ def cosine_schedule(updates: int, peak: float, warmup: int) -> optax.Schedule:
     return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, updates, end_value=0.02 * peak)
 
 
-def adamw(rate: optax.Schedule, weight_decay: float) -> optax.GradientTransformation:
-    """AdamW (b2 0.95) behind a clip of the global norm at 1. Matrices decay, vectors do not."""
+def muon(
+    rate: optax.Schedule, weight_decay: float, tables: tuple[str, ...] = ("embed", "head", "router")
+) -> optax.GradientTransformation:
+    """Muon for the matrices between hidden states (arXiv 2502.16982, update RMS 0.2 of the rate), AdamW (b2 0.95) for
+    everything else, both behind a clip of the global norm at 1.
 
-    def decays(params: Params) -> Params:
-        return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+    ``tables``: names of matrices that AdamW moves too: rows that belong to tokens or experts. Only the
+    matrices of Muon decay.
+    """
 
-    rule = optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=weight_decay, mask=decays)
+    def dimensions(params: Params) -> Params:
+        def visit(path, leaf):
+            is_map = leaf.ndim == 2 and getattr(path[-1], "key", None) not in tables
+            return contrib.MuonDimensionNumbers(0, 1) if is_map else None
+
+        return jax.tree_util.tree_map_with_path(visit, params)
+
+    rule = contrib.muon(
+        rate,
+        weight_decay=weight_decay,
+        adam_b2=0.95,
+        consistent_rms=0.2,
+        muon_weight_dimension_numbers=dimensions,
+    )
     return optax.chain(optax.clip_by_global_norm(1.0), rule)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments import bench
-from experiments.bench_contest import (
+from experiments.benchmark.contest import (
     PLAIN,
     RATIOS,
     SPEC,
@@ -21,9 +21,9 @@ from experiments.bench_contest import (
     opening,
     sample_of,
 )
-from experiments.bench_pipe import Refused
-from experiments.bench_report import KEYS, Result, payload, spread, write_json
-from experiments.bench_tables import show, verdict
+from experiments.benchmark.pipe import Refused
+from experiments.benchmark.report import KEYS, Result, payload, spread, write_json
+from experiments.benchmark.tables import show, verdict
 from experiments.prompts import Row
 from tests.experiments.random_pair import write_random_pair
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from dflash_jax.generate import Decoder
-from experiments import bench_probes
-from experiments.bench_ours import AllExperts
+from experiments.benchmark import probes
+from experiments.benchmark.ours import AllExperts
 from models.dflash import DFlash, DFlashDrafter
 from models.gpt_oss import GptOss
 from models.target import FlaxTarget
@@ -24,21 +24,21 @@ HLO = """
 
 
 def test_copies_of_a_shape_are_counted_in_any_layout():
-    assert bench_probes.count_copies(HLO, ["f32[1,2,256,64]"]) == 3
-    assert bench_probes.count_copies(HLO, ["f32[1,1,384,512]", "pred[1]"]) == 1
-    assert bench_probes.count_copies(HLO, ["bf16[1,2,256,64]"]) == 0
+    assert probes.count_copies(HLO, ["f32[1,2,256,64]"]) == 3
+    assert probes.count_copies(HLO, ["f32[1,1,384,512]", "pred[1]"]) == 1
+    assert probes.count_copies(HLO, ["bf16[1,2,256,64]"]) == 0
 
 
 def test_the_counter_sees_a_copy_that_must_be_made():
     x = jnp.zeros((7, 300), FLOAT)
-    shape = [bench_probes.hlo_shape(x)]
+    shape = [probes.hlo_shape(x)]
     assert shape == ["f32[7,300]"]
 
     def program(donate):
         return jax.jit(lambda x: x.at[3, 5].set(1.0), donate_argnums=donate).lower(x).compile().as_text()
 
-    assert bench_probes.count_copies(program(()), shape) > 0
-    assert bench_probes.count_copies(program((0,)), shape) == 0
+    assert probes.count_copies(program(()), shape) > 0
+    assert probes.count_copies(program((0,)), shape) == 0
 
 
 @pytest.fixture(scope="module")
@@ -52,30 +52,30 @@ def decoders():
 
 @pytest.mark.parametrize("which", [0, 1], ids=["plain", "spec"])
 def test_the_loop_copies_no_cache(decoders, which):
-    assert bench_probes.loop_copies(decoders[which], [3, 4, 5], 20) == 0
+    assert probes.loop_copies(decoders[which], [3, 4, 5], 20) == 0
 
 
 def test_token_bytes_counts_the_experts_in_use(decoders):
     target, params = decoders[0].target, decoders[0].params
     experts = sum(leaf.nbytes for layer in (0, 1) for leaf in jax.tree.leaves(params[f"moe_{layer}"]["experts"]))
     rest = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) - experts - params["embed"].nbytes
-    assert bench_probes.token_bytes(target, params, TARGET.experts) == rest + experts
-    assert bench_probes.token_bytes(target, params, 2) == rest + experts * 2 // TARGET.experts
+    assert probes.token_bytes(target, params, TARGET.experts) == rest + experts
+    assert probes.token_bytes(target, params, 2) == rest + experts * 2 // TARGET.experts
 
 
 def test_a_copy_has_a_bandwidth():
-    assert bench_probes.copy_bandwidth(2, size=2**20, repeats=1) > 1e6
+    assert probes.copy_bandwidth(2, size=2**20, repeats=1) > 1e6
 
 
 def test_a_run_within_one_capacity_is_cut_into_slices(decoders):
-    found = bench_probes.flatness(decoders[0], [3, 4, 5], 60, repeats=2)
+    found = probes.flatness(decoders[0], [3, 4, 5], 60, repeats=2)
     assert found["lengths"] == [19, 35]
     assert found["capacity"] == 256
     assert found["flatness"] == max(found["token_s"]) / min(found["token_s"]) >= 1
 
 
 def test_the_parts_of_a_round_are_timed_beside_it(decoders):
-    probe = bench_probes.RoundProbe(decoders[1], [3, 4, 5], 60)
+    probe = probes.RoundProbe(decoders[1], [3, 4, 5], 60)
     found = probe.measure(turns=2)
     assert all(found[name] > 0 for name in ("plain_step_s", "verify_s", "draft_s", "verify_ratio", "round_s"))
     low, high = found["overhead_spread"]

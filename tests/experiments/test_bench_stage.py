@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from experiments import bench_stage
-from experiments.bench_llamacpp import LlamaServer
-from experiments.bench_pipe import Child, Refused, ask_all, available_cpus
+from experiments.benchmark.llamacpp import LlamaServer
+from experiments.benchmark.pipe import Child, Refused, ask_all, available_cpus
+from experiments.benchmark.stage import Stage, start_llama, start_peers
 
 ROOT = Path(__file__).resolve().parents[2]
 
 FAKE = """
 import os, sys
-from experiments.bench_pipe import serve
+from experiments.benchmark.pipe import serve
 
 def generate(method, prompt, tokens, **variant):
     print("noise that must not reach the pipe")
@@ -64,8 +64,8 @@ def test_a_dead_child_is_quoted(child):
 
 
 def test_without_the_reference_environment_the_reason_names_the_remedy(tmp_path, capsys):
-    stage = bench_stage.Stage()
-    bench_stage.start_peers(stage, tmp_path / "python", tmp_path, tmp_path, (1,))
+    stage = Stage()
+    start_peers(stage, tmp_path / "python", tmp_path, tmp_path, (1,))
     assert "make reference" in capsys.readouterr().err
     peers = {"plain_over_transformers", "spec_over_transformers_dflash", "spec_over_zlab_dflash"}
     assert set(stage.reasons) == peers
@@ -74,8 +74,8 @@ def test_without_the_reference_environment_the_reason_names_the_remedy(tmp_path,
 
 
 def test_llama_cpp_is_left_out_with_a_reason(tmp_path):
-    stage = bench_stage.Stage()
-    bench_stage.start_llama(stage, None, None, None, 8, (1,))
+    stage = Stage()
+    start_llama(stage, None, None, None, 8, (1,))
     assert "--llama-cpp DIR" in stage.reasons["spec_over_llamacpp"]
     with pytest.raises(Refused, match="no llama-server in"):
         LlamaServer(tmp_path, tmp_path, tmp_path, 8, [0])

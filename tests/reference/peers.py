@@ -1,6 +1,6 @@
 """Speed peers in PyTorch, for `python -m experiments.bench`: transformers, its own DFlash path, and z-lab's `dflash`.
 
-Runs in the reference environment as a child of the benchmark and answers its requests (`experiments.bench_pipe`).
+Runs in the reference environment as a child of the benchmark and answers its requests (`experiments.benchmark.pipe`).
 
 * The target is loaded in float32, MXFP4 experts decoded to float32.
 * `transformers_dflash` is `generate(speculation_type="dflash")`. Its drafter class, `MuseGlimmerAssistantModel`, has
@@ -27,7 +27,7 @@ from transformers.cache_utils import DFlashCache
 from transformers.models.muse_glimmer_assistant.configuration_muse_glimmer_assistant import MuseGlimmerAssistantConfig
 from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantModel
 
-from experiments.bench_pipe import serve
+from experiments.benchmark.pipe import serve
 
 EXPERTS = ("eager", "grouped_mm", "batched_mm")
 PROMPT_EXPERTS = "grouped_mm"

@@ -9,7 +9,7 @@ import pytest
 from dflash_jax.nn import plain_rope
 from dflash_jax.training.continuations import continue_greedily
 from dflash_jax.training.drafter import Decay, DPace, block_logits, block_loss, make_update, sample_anchors
-from dflash_jax.training.optimize import adamw, cosine_schedule, init_state
+from dflash_jax.training.optimize import cosine_schedule, init_state, muon
 from models.dflash import DFlash, DFlashConfig, DFlashDrafter
 from models.qwen3 import Qwen3, Qwen3Config
 from models.target import FlaxTarget
@@ -93,7 +93,7 @@ def test_anchors_are_distinct_and_supervised():
 def test_B68_a_batch_without_supervision_gives_zero_finite_gradients(pair, text, weigh):
     target, params, drafter, draft_params = pair
     tokens, features = text
-    optimizer = adamw(cosine_schedule(10, 1e-3, 1), weight_decay=0.0)
+    optimizer = muon(cosine_schedule(10, 1e-3, 1), weight_decay=0.0)
     update = make_update(drafter, target, optimizer, weigh, 3)
     state = init_state(draft_params, optimizer)
     after, report = update(state, params, tokens, features, jnp.zeros(tokens.shape, bool), jax.random.key(0))
@@ -106,7 +106,7 @@ def test_B68_a_batch_without_supervision_gives_zero_finite_gradients(pair, text,
 def test_B68_a_gradient_that_is_not_finite_is_skipped(pair, text):
     target, params, drafter, draft_params = pair
     tokens, features = text
-    optimizer = adamw(cosine_schedule(10, 1e-3, 1), weight_decay=0.0)
+    optimizer = muon(cosine_schedule(10, 1e-3, 1), weight_decay=0.0)
     update = make_update(drafter, target, optimizer, Decay(4.0), 3)
     state = init_state(draft_params, optimizer)
     spiked = features.at[0, 3].set(jnp.inf)
@@ -127,7 +127,7 @@ def test_training_learns_and_resumes_exactly(pair, text):
     """The loss falls on one batch, and a run cut in two is the run in one piece."""
     target, params, drafter, draft_params = pair
     tokens, features = text
-    optimizer = adamw(cosine_schedule(40, 5e-3, 1), weight_decay=0.0)
+    optimizer = muon(cosine_schedule(40, 5e-3, 1), weight_decay=0.0)
     update = make_update(drafter, target, optimizer, Decay(4.0), 6)
     supervised = jnp.ones(tokens.shape, bool)
     state, losses = init_state(draft_params, optimizer), []

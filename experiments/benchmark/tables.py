@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from experiments.bench_report import KEYS, PROBES, RATIOS, Result, block_row, contestant, name_of, spread
+from experiments.benchmark.report import KEYS, PROBES, RATIOS, Result, block_row, contestant, name_of, spread
 
 WIDTH = 120
 

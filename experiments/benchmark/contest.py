@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from experiments.bench_pipe import Refused
+from experiments.benchmark.pipe import Refused
 
 PLAIN, SPEC = "plain", "spec"
 RATIOS = {
@@ -21,7 +21,7 @@ RATIOS = {
 
 
 class Player(Protocol):
-    """What can be asked to decode: a :class:`~experiments.bench_pipe.Child`, or a stand-in."""
+    """What can be asked to decode: a :class:`~experiments.benchmark.pipe.Child`, or a stand-in."""
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]: ...
 

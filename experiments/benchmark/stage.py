@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.bench_contest import PLAIN, RATIOS, SPEC
-from experiments.bench_llamacpp import LlamaServer
-from experiments.bench_pipe import Child, Refused, available_cpus
+from experiments.benchmark.contest import PLAIN, RATIOS, SPEC
+from experiments.benchmark.llamacpp import LlamaServer
+from experiments.benchmark.pipe import Child, Refused, available_cpus
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PEERS = ("transformers", "transformers_dflash", "zlab_dflash")
 LLAMA = "llamacpp"
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
@@ -73,7 +73,7 @@ def start_ours(stage: Stage, target: Path, draft: Path, threads: Sequence[int]) 
         flags = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD if count == 1 else ''}".strip()
         settings = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
         settings |= {"PYTHONPATH": str(ROOT), "DFLASH_JAX_CACHE": str(cache / f"bench-{count}")}
-        command = [sys.executable, "-m", "experiments.bench_ours"]
+        command = [sys.executable, "-m", "experiments.benchmark.ours"]
         stage.ours[count] = Child(f"ours, threads {count}", command, cpus_for(count), settings)
     for answer in _load(stage.ours, target, draft):
         if isinstance(answer, Refused):

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.bench_pipe import Refused, pinned
+from experiments.benchmark.pipe import Refused, pinned
 
 START_S = 120.0
 ANSWER_S = 600.0
 
 
 class LlamaServer:
-    """A running ``llama-server``; answers the same requests as a :class:`~experiments.bench_pipe.Child`."""
+    """A running ``llama-server``; answers the same requests as a :class:`~experiments.benchmark.pipe.Child`."""
 
     def __init__(self, folder: Path, target: Path, draft: Path, block: int, cpus: Sequence[int]):
         """Start the server on a free port and wait until it is healthy.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints.safetensors_file import write_text
-from experiments.bench_contest import PLAIN, RATIOS, SPEC, Chosen, Contest, Duel, Entry, first_divergence
+from experiments.benchmark.contest import PLAIN, RATIOS, SPEC, Chosen, Contest, Duel, Entry, first_divergence
 
 PROBES = {
     "loop_overhead": "a round of the loop over draft and verify jitted and called apart; reach 1.05",
@@ -31,7 +31,7 @@ class Result:
         chosen: best variant of each contestant at each thread setting.
         better: contestant -> its faster thread setting.
         probes: thread setting -> name of :data:`PROBES` -> value and whatever explains it.
-        blocks: thread setting -> block size -> parts of a round (see ``bench_probes.RoundProbe``).
+        blocks: thread setting -> block size -> parts of a round (see ``probes.RoundProbe``).
         reasons: key -> why it is null.
         about: what the figures depend on (command, versions, cpu, prompts, ...).
     """

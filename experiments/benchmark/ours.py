@@ -18,8 +18,8 @@ from dflash_jax.cache import Cache
 from dflash_jax.generate import Decoder
 from dflash_jax.protocols import Drafter, Params, StepOut, Target
 from dflash_jax.shapes import Array, Int
-from experiments import bench_probes
-from experiments.bench_pipe import serve
+from experiments.benchmark import probes
+from experiments.benchmark.pipe import serve
 from experiments.compilation import use_compilation_cache
 from models.target import FlaxTarget
 
@@ -46,7 +46,7 @@ class Ours:
     forms: dict[str, tuple[Target, Params]] = field(default_factory=dict)
     drafter: Drafter | None = None
     draft_params: Params = None
-    probes: dict[int, "bench_probes.RoundProbe"] = field(default_factory=dict)
+    probes: dict[int, "probes.RoundProbe"] = field(default_factory=dict)
 
     def load(self, target: str, drafter: str, threads: int) -> dict[str, Any]:
         """Load both networks in float32, the experts in every form that plain decoding may choose from."""
@@ -91,7 +91,7 @@ class Ours:
 
     def prepare_probe(self, block: int, prompt: list[int], tokens: int) -> dict[str, Any]:
         """Compile the parts of a round."""
-        self.probes[block] = bench_probes.RoundProbe(self._decoder(SHIPPED, block), prompt, tokens)
+        self.probes[block] = probes.RoundProbe(self._decoder(SHIPPED, block), prompt, tokens)
         return {}
 
     def probe(self, block: int, turns: int) -> dict[str, Any]:
@@ -102,17 +102,17 @@ class Ours:
         """Cache-shaped copies in the loop's program: plain decoding's, and speculative decoding's for each block."""
         programs = {"plain": self._decoder(form, None)}
         programs |= {str(block): self._decoder(SHIPPED, block) for block in blocks}
-        return {name: bench_probes.loop_copies(each, prompt, tokens) for name, each in programs.items()}
+        return {name: probes.loop_copies(each, prompt, tokens) for name, each in programs.items()}
 
     def flatness(self, form: str, prompt: list[int], tokens: int, repeats: int) -> dict[str, Any]:
         """Time per token of plain decoding over the committed length."""
-        return bench_probes.flatness(self._decoder(form, None), prompt, tokens, repeats)
+        return probes.flatness(self._decoder(form, None), prompt, tokens, repeats)
 
     def bandwidth(self, form: str, union: float | None) -> dict[str, Any]:
         """Bytes of weights that one plain token reads, and this machine's copy bandwidth on our threads."""
         target, params = self.forms[form]
-        read = bench_probes.token_bytes(target, params, target.experts if form == ALL else union)
-        return {"token_bytes": read, "bytes_per_s": bench_probes.copy_bandwidth(self.threads)}
+        read = probes.token_bytes(target, params, target.experts if form == ALL else union)
+        return {"token_bytes": read, "bytes_per_s": probes.copy_bandwidth(self.threads)}
 
     def _decoder(self, form: str, block: int | None) -> Decoder:
         target, params = self.forms[form]
