@@ -52,6 +52,8 @@ class Args:
     """how routed experts are held; packed keeps MXFP4"""
     stream: Switch = False
     """first show the text as it comes: accepted drafts green, the target's own tokens plain"""
+    stop: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT")] = ()
+    """end the streamed text before the first of these strings; with --stream"""
     baseline: bool = True
     """also decode without the drafter; speedup and agreement need it"""
     repeats: int = 3
@@ -77,6 +79,8 @@ def command(args: Args) -> str:
             continue
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, tuple):
+            words += [f"--{flag}", *value]
         else:
             words += [f"--{flag}", str(value)]
     return shlex.join(words)

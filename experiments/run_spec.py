@@ -26,7 +26,7 @@ from experiments.pair import Pair, load_pair
 from experiments.plan import Plan, prepare
 from experiments.progress import Waiting
 from experiments.report import Compiled, Report, write_json
-from experiments.streaming import DIM, GREEN, PLAIN, pieces, shown, stream_tokens
+from experiments.streaming import DIM, GREEN, PLAIN, pieces, shown, stream_tokens, until
 from experiments.summary import lines, warnings
 
 
@@ -97,7 +97,7 @@ def show_stream(args: Args, plan: Plan, pair: Pair) -> None:
     for row, (prompt,) in zip(plan.rows, plan.batches, strict=True):
         print(shown(row.text, dim, console.is_terminal), end="")
         tokens = stream_tokens(pair.speculative, prompt, args.max_new_tokens, pair.stop, args.seed)
-        for piece in pieces(tokens, pair.tokenizer):
+        for piece in until(pieces(tokens, pair.tokenizer), args.stop):
             print(shown(piece.text, green if piece.drafted else PLAIN, console.is_terminal), end="", flush=True)
         print("\n")
 

@@ -51,6 +51,31 @@ def pieces(tokens: Iterator[tuple[int, bool]], tokenizer: Tokenizer) -> Iterator
         yield Piece(whole[len(sent) :], drafted)
 
 
+def until(pieces: Iterator[Piece], stops: Sequence[str]) -> Iterator[Piece]:
+    """The pieces before the first stop string, which itself is not shown, nor any part of one that may still come.
+
+    A text that ends in an unfinished stop string is shown to its end.
+    """
+    held, drafted = "", False
+    for piece in pieces:
+        held, drafted = held + piece.text, piece.drafted
+        if found := [place for place in map(held.find, stops) if place >= 0]:
+            if before := held[: min(found)]:
+                yield Piece(before, drafted)
+            return
+        keep = max((_started(held, stop) for stop in stops), default=0)
+        if ready := held[: len(held) - keep]:
+            yield Piece(ready, drafted)
+        held = held[len(held) - keep :]
+    if held:
+        yield Piece(held, drafted)
+
+
+def _started(text: str, stop: str) -> int:
+    """How many characters of ``stop`` the end of ``text`` already says."""
+    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)
+
+
 GREEN, DIM, PLAIN, RESET = "\x1b[32m", "\x1b[2m", "", "\x1b[0m"
 UNSAFE = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 """Control characters but tab and newline: text must not steer the terminal."""

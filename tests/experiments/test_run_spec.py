@@ -178,14 +178,16 @@ def test_streamed_pieces_know_who_said_them(given, ran):
     assert [drafted for _, drafted in streamed] == marks
 
 
-def test_a_character_waits_for_its_last_token(given):
-    """Ids of two emoji and half of a third: no piece has a replacement character before the end."""
+@pytest.mark.parametrize("text", ["a🎉漢🎉", "né 🎉漢字 👩‍💻"])
+def test_B62_a_character_waits_for_its_last_token(given, text):
+    """Whole, or cut inside its last character: no piece but the last has a replacement character."""
     tokenizer = prepare(given()).tokenizer
-    ids = tokenizer.encode("a🎉漢🎉").ids[:-2]
-    parts = [piece.text for piece in pieces(((token, False) for token in ids), tokenizer)]
-    assert "".join(parts) == tokenizer.decode(ids, skip_special_tokens=False)
-    assert not any("\ufffd" in part for part in parts[:-1])
-    assert parts[:3] == ["a", "🎉", "漢"]
+    for ids in (tokenizer.encode(text).ids, tokenizer.encode(text).ids[:-2]):
+        parts = [piece.text for piece in pieces(((token, False) for token in ids), tokenizer)]
+        assert "".join(parts) == tokenizer.decode(ids, skip_special_tokens=False)
+        assert not any("\ufffd" in part for part in parts[:-1])
+    assert "".join(piece.text for piece in pieces(((i, False) for i in tokenizer.encode(text).ids), tokenizer)) == text
+    assert set("🎉漢") < {part.strip() for part in parts}
 
 
 def test_drafts_are_coloured_and_text_cannot_steer_the_terminal():
