@@ -29,6 +29,7 @@ import tyro
 
 from dflash_jax.generate import LARGEST_BLOCK
 from experiments import prompts as prompt_files
+from experiments.arguments import Split
 from experiments.benchmark.contest import PLAIN, RATIOS, SPEC, Contest, Entry, closing, entry, median_rate, opening
 from experiments.benchmark.pipe import Refused, ask_all, available_cpus
 from experiments.benchmark.report import Result, spread, write_json
@@ -53,8 +54,10 @@ class Args:
     """Hugging Face folder of its DFlash drafter"""
     prompts: Path | None = None
     """JSON lines with "text" and "split"; default: prompts.jsonl of the target"""
+    split: Split | None = None
+    """only rows of this split; default: modeling, and of a file of --prompts all rows, from its splits in turn"""
     samples: int = 12
-    """prompts, taken from the splits in turn"""
+    """most prompts to take"""
     new_tokens: int = 128
     """tokens per prompt"""
     blocks: tuple[int, ...] = (2, 4, 6, 8)
@@ -106,6 +109,8 @@ def check(args: Args) -> list[list[int]]:
     if args.json is not None and args.json.is_dir():
         raise ValueError(f"--json {args.json} is a folder; expected a file")
     rows = prompt_files.read_rows(args.prompts or args.target / "prompts.jsonl")
+    if split := args.split or (None if args.prompts else "modeling"):
+        rows = prompt_files.of_split(rows, split)
     return prompt_files.encode(in_turn(rows, args.samples), load_tokenizer(args.target), None)
 
 

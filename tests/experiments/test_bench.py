@@ -214,6 +214,7 @@ REFUSALS = (
     ({"blocks": (1, 4)}, "--blocks 1 4: the anchor and drafts, 2 to 127"),
     ({"new_tokens": 1}, "--new-tokens 1 --samples 12: at least 2 tokens of 1 prompt"),
     ({"llama_cpp": Path("bin")}, "llama.cpp needs all of --llama-cpp DIR"),
+    ({"split": "library"}, "no prompt of split 'library'; splits of the file: modeling, stdlib"),
     ({"draft": Path("nowhere")}, "drafter folder nowhere does not exist"),
     ({"json": ROOT}, "is a folder; expected a file"),
 )
@@ -228,7 +229,11 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(pair, change, word
 def test_prompts_are_taken_from_the_splits_in_turn(pair):
     rows = [Row(str(index), split, "x") for index, split in enumerate("aaab")]
     assert [row.where for row in bench.in_turn(rows, 3)] == ["0", "3", "1"]
-    assert len(bench.check(replace(pair, samples=3))) == 3
+    file = pair.target / "prompts.jsonl"
+    assert len(bench.check(pair)) == 3, "modeling rows by default"
+    assert len(bench.check(replace(pair, split="stdlib"))) == 1
+    assert len(bench.check(replace(pair, prompts=file))) == 4, "a file that was asked for is taken whole"
+    assert len(bench.check(replace(pair, prompts=file, samples=2))) == 2
 
 
 def test_quick_is_short(pair):
