@@ -57,7 +57,7 @@ class Args:
     intermediate_size: int = 384
     block_size: int = 8
     """anchor and drafts"""
-    updates: int = 2200
+    updates: int = 2500
     """optimiser updates in all"""
     batch: int = 8
     """texts per update"""
