@@ -127,7 +127,7 @@ def test_training_learns_and_resumes_exactly(pair, text):
     """The loss falls on one batch, and a run cut in two is the run in one piece."""
     target, params, drafter, draft_params = pair
     tokens, features = text
-    optimizer = muon(cosine_schedule(40, 5e-3, 1), weight_decay=0.0)
+    optimizer = muon(cosine_schedule(40, 2e-2, 1), weight_decay=0.0)
     update = make_update(drafter, target, optimizer, Decay(4.0), 6)
     supervised = jnp.ones(tokens.shape, bool)
     state, losses = init_state(draft_params, optimizer), []
