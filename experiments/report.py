@@ -166,7 +166,7 @@ def payload(report: Report) -> dict[str, Any]:
         "commit": report.machine.commit,
         "command": report.command,
     }
-    return _finite(found)
+    return finite(found)
 
 
 def _speed(run: Run) -> dict[str, Any]:
@@ -181,12 +181,12 @@ def _speed(run: Run) -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no nan: what could not be computed is null."""
+def finite(value: Any) -> Any:
+    """JSON has no nan and no infinity: what could not be computed is null."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

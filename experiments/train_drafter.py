@@ -152,7 +152,18 @@ def continuations(args: Args, target, params, split: str, count: int) -> Continu
     return Continuations(**arrays)
 
 
+def check(args: Args) -> None:
+    """Raises ValueError for sizes that would leave texts empty or break off after the first ``save_every`` updates."""
+    if args.texts % args.generate_batch or not args.texts:
+        raise ValueError(f"--texts {args.texts}: a multiple of --generate-batch {args.generate_batch}, at least one")
+    if args.generate_batch % args.batch:
+        raise ValueError(
+            f"--batch {args.batch}: must divide --generate-batch {args.generate_batch}, the held-out texts"
+        )
+
+
 def main(args: Args) -> None:
+    check(args)
     target, params = load_target(args.target, experts="float32", taps=args.taps)
     heard = {"train": continuations(args, target, params, "train", args.texts)}
     heard["held out"] = continuations(args, target, params, HELD_OUT, args.generate_batch)

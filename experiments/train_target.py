@@ -1,7 +1,7 @@
 """Train a tiny gpt-oss on source code: the target of the shipped pair.
 
-    python -m experiments.train_target --out runs/target # about 45 minutes on two cores
-    python -m experiments.train_target --out runs/target # the same line again resumes
+    python -m experiments.train_target --out runs/target     # about an hour on two cores
+    python -m experiments.train_target --out runs/target     # the same line again resumes
 
 Text: the train split of :mod:`experiments.corpus`. The last part of the run trains through MXFP4-rounded experts, so
 that the packed checkpoint is the network that was trained. Writes orbax checkpoints, ``log.jsonl`` and

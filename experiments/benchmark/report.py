@@ -10,6 +10,7 @@ from typing import Any
 
 from checkpoints.safetensors_file import write_text
 from experiments.benchmark.contest import PLAIN, RATIOS, SPEC, Chosen, Contest, Duel, Entry, first_divergence
+from experiments.report import finite
 
 PROBES = {
     "loop_overhead": "a round of the loop over draft and verify jitted and called apart; reach 1.05",
@@ -80,10 +81,10 @@ class Result:
 
 def spread(values: Sequence[float]) -> dict[str, float | int | None]:
     """Median, least, largest and number; nulls without a value."""
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
+    valid = [value for value in values if math.isfinite(value)]
+    if not valid:
         return {"median": None, "min": None, "max": None, "runs": 0}
-    return {"median": statistics.median(finite), "min": min(finite), "max": max(finite), "runs": len(finite)}
+    return {"median": statistics.median(valid), "min": min(valid), "max": max(valid), "runs": len(valid)}
 
 
 def payload(result: Result) -> dict[str, Any]:
@@ -183,12 +184,3 @@ def write_json(result: Result, path: Path) -> None:
     """Write under a temporary name, then rename: a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(finite(payload(result)), indent=2) + "\n")
-
-
-def finite(value: Any) -> Any:
-    """JSON has no nan and no infinity: null."""
-    if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

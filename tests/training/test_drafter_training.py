@@ -1,5 +1,8 @@
 """Drafter training: the same forward as decoding, the right labels, and batches that must not break a run."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +13,7 @@ from dflash_jax.nn import plain_rope
 from dflash_jax.training.continuations import continue_greedily
 from dflash_jax.training.drafter import Decay, DPace, block_logits, block_loss, make_update, sample_anchors
 from dflash_jax.training.optimize import cosine_schedule, init_state, muon
+from experiments import train_drafter
 from models.dflash import DFlash, DFlashConfig, DFlashDrafter
 from models.qwen3 import Qwen3, Qwen3Config
 from models.target import FlaxTarget
@@ -140,3 +144,18 @@ def test_training_learns_and_resumes_exactly(pair, text):
     for step in range(15, 30):
         middle, report = update(middle, params, tokens, features, supervised, jax.random.key(step))
     assert float(report["loss"]) == losses[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"texts": 100}, "--texts 100: a multiple of --generate-batch 64"),
+        ({"texts": 0}, "--texts 0"),
+        ({"batch": 6}, "--batch 6: must divide --generate-batch 64"),
+    ],
+)
+def test_sizes_that_would_break_off_late_are_refused_first(change, words):
+    args = train_drafter.Args(target=Path("nowhere"), out=Path("nowhere"))
+    train_drafter.check(args)
+    with pytest.raises(ValueError, match=words):
+        train_drafter.main(replace(args, **change))
