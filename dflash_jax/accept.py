@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from dflash_jax.nn import argmax
 from dflash_jax.protocols import AcceptRule, Draft, Verdict
 from dflash_jax.shapes import Array, Float, Int
 
@@ -22,7 +23,7 @@ class Greedy:
     lossless: bool = True
 
     def __call__(self, key: jax.Array, draft: Draft, logits: Float[Array, "B P V"]) -> Verdict:
-        own = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        own = argmax(logits)
         accepted = leading_matches(draft.tokens, own)
         return Verdict(accepted=accepted, token=jnp.take_along_axis(own, accepted[:, None], axis=1)[:, 0])
 

@@ -30,6 +30,18 @@ def rms_norm(
     return normed.astype(x.dtype) * scale
 
 
+def argmax(logits: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
+    """The id of the largest logit, the lowest of equals; a NaN is the largest, as in ``jnp.argmax``.
+
+    In two reductions over plain numbers, which vectorise; XLA reduces the pairs (value, index) of ``jnp.argmax`` one
+    by one on a CPU.
+    """
+    top = jnp.max(logits, axis=-1, keepdims=True)
+    ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+    largest = (logits == top) | jnp.isnan(logits)
+    return jnp.min(jnp.where(largest, ids, logits.shape[-1]), axis=-1)
+
+
 @dataclass(frozen=True)
 class Rope:
     """Rotary embedding: angular frequencies of the rotated pairs, and YaRN's factor on cos and sin.

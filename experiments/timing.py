@@ -16,6 +16,7 @@ import numpy as np
 
 from dflash_jax.cache import Cache, rollback
 from dflash_jax.generate import CHUNKS, Decoder
+from dflash_jax.nn import argmax
 from dflash_jax.protocols import Drafter, Params, Target
 from dflash_jax.shapes import Array, Float, Int
 
@@ -53,7 +54,7 @@ def target_steps(
 
     def one(cache: Cache, block: jax.Array) -> tuple[Cache, jax.Array]:
         out = target.step(params, block[:, :width], cache)
-        own = jnp.argmax(target.unembed(params, out.hidden), axis=-1)
+        own = argmax(target.unembed(params, out.hidden))
         return rollback(out.cache, cache.length + 1), own
 
     after, said = jax.lax.scan(one, cache, blocks)

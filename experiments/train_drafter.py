@@ -28,7 +28,13 @@ from checkpoints.export import export_drafter
 from checkpoints.load import load_target
 from dflash_jax.nn import plain_rope
 from dflash_jax.training.continuations import continue_greedily
-from dflash_jax.training.drafter import WEIGHTS, make_objective, make_update
+from dflash_jax.training.drafter import (
+    WEIGHTS,
+    make_lengths,
+    make_objective,
+    make_update,
+    replayed_tokens_per_round,
+)
 from dflash_jax.training.optimize import cosine_schedule, init_state, muon
 from experiments import corpus
 from experiments.curve import plot_curve
@@ -75,8 +81,9 @@ class Args:
 CURVES = {
     "loss": "loss (nats per unit of weight)",
     "held_out_loss": "the same after held-out prompts",
-    "acceptance": "blocks of training texts: tokens per round",
-    "held_out_acceptance": "blocks after held-out prompts: tokens per round",
+    "acceptance": "random blocks of training texts: tokens per round",
+    "held_out_acceptance": "the same after held-out prompts",
+    "held_out_replayed": "held-out prompts decoded: tokens per round",
 }
 HELD_OUT = "modeling"
 ROPE_THETA = 10_000.0
@@ -172,6 +179,7 @@ def main(args: Args) -> None:
     weigh = WEIGHTS[args.loss]()
     update = make_update(drafter, target, optimizer, weigh, args.anchors)
     evaluate = jax.jit(make_objective(drafter, target, weigh, args.anchors))
+    lengths = jax.jit(make_lengths(drafter, target, args.prompt_tokens))
     options = ocp.CheckpointManagerOptions(max_to_keep=2)
     saved = ocp.CheckpointManager(args.out.absolute() / "checkpoints", options=options)
     state = init_state(drafter.init(jax.random.key(args.seed)), optimizer)
@@ -180,7 +188,7 @@ def main(args: Args) -> None:
         print(f"resumed at update {int(state.step)}")
     size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     print(f"drafter {size / 1e6:.1f} M parameters, {args.texts} continuations of {args.new_tokens} tokens")
-    state = run(args, state, update, evaluate, params, heard, saved)
+    state = run(args, state, update, evaluate, lengths, params, heard, saved)
     written = hf_config(
         drafter.config,
         rope_theta=ROPE_THETA,
@@ -191,7 +199,7 @@ def main(args: Args) -> None:
     print(f"wrote {args.out / 'drafter'}")
 
 
-def run(args: Args, state, update, evaluate, target_params, heard: dict[str, Continuations], saved):
+def run(args: Args, state, update, evaluate, lengths, target_params, heard: dict[str, Continuations], saved):
     """The loop: updates, and every ``save_every`` of them a log line and a checkpoint."""
     length = args.prompt_tokens + args.new_tokens
     supervised = jnp.broadcast_to(jnp.arange(length) >= args.prompt_tokens, (args.batch, length))
@@ -206,11 +214,11 @@ def run(args: Args, state, update, evaluate, target_params, heard: dict[str, Con
             continue
         row = {"update": step + 1, "blocks": (step + 1) * args.batch * args.anchors}
         row |= {name: float(np.mean([each[name] for each in recent])) for name in report}
-        tests = [
-            evaluate(state.params, target_params, *heard["held out"][first : first + args.batch], supervised, key)[1]
-            for first in range(0, args.generate_batch, args.batch)
-        ]
+        texts = [heard["held out"][at : at + args.batch] for at in range(0, args.generate_batch, args.batch)]
+        tests = [evaluate(state.params, target_params, *text, supervised, key)[1] for text in texts]
         row |= {f"held_out_{name}": float(np.mean([each[name] for each in tests])) for name in tests[0]}
+        decoded = jnp.concatenate([lengths(state.params, target_params, *text) for text in texts])
+        row["held_out_replayed"] = float(replayed_tokens_per_round(decoded))
         row["seconds"] = time.time() - started
         recent = []
         with (args.out / "log.jsonl").open("a") as handle:

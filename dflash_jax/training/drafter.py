@@ -14,7 +14,7 @@ import optax
 
 from dflash_jax.cache import Cache
 from dflash_jax.protocols import Params, Target
-from dflash_jax.shapes import Array, Bool, Float, Int
+from dflash_jax.shapes import Array, Bool, Float, Int, Shaped
 from dflash_jax.training.optimize import TrainState, apply_gradients
 
 
@@ -77,6 +77,15 @@ def block_logits(
     return logits.reshape(batch, count, size - 1, -1)
 
 
+def following(
+    text: Shaped[Array, "B S"], anchors: Int[Array, "B N"], drafts: int
+) -> tuple[Shaped[Array, "B N drafts"], Bool[Array, "B N drafts"]]:
+    """What stands at the ``drafts`` places after every anchor, and which of them lie inside the text."""
+    place = anchors[:, :, None] + jnp.arange(1, drafts + 1)
+    rows = jnp.arange(text.shape[0])[:, None, None]
+    return text[rows, jnp.minimum(place, text.shape[1] - 1)], place < text.shape[1]
+
+
 def block_loss(
     logits: Float[Array, "B N drafts V"],
     tokens: Int[Array, "B S"],
@@ -90,11 +99,8 @@ def block_loss(
 
     Rows beyond the text or unsupervised carry no weight. Without any weight the loss and its gradient are zero.
     """
-    place = anchors[:, :, None] + jnp.arange(1, logits.shape[2] + 1)
-    inside = jnp.minimum(place, tokens.shape[1] - 1)
-    rows = jnp.arange(tokens.shape[0])[:, None, None]
-    labels = tokens[rows, inside]
-    counted = real[:, :, None] & (place < tokens.shape[1]) & supervised[rows, inside]
+    labels, inside = following(tokens, anchors, logits.shape[2])
+    counted = real[:, :, None] & inside & following(supervised, anchors, logits.shape[2])[0]
     nats = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels)
     weights = jax.lax.stop_gradient(weigh(jnp.exp(-nats))) * counted
     loss = jnp.sum(weights * nats) / jnp.maximum(jnp.sum(weights), 1e-9)
@@ -103,6 +109,36 @@ def block_loss(
     accepted = jnp.cumprod(right.astype(jnp.int32), axis=-1).sum(-1)
     first = right[:, :, 0].sum() / blocks
     return loss, {"loss": loss, "acceptance": 1 + (accepted * real).sum() / blocks, "first_row_accuracy": first}
+
+
+def make_lengths(drafter, target: Target, first: int):
+    """``(params, target_params, tokens [B S], features [B S A D]) -> [B N]``: the tokens that a round from each anchor,
+    ``first .. S - 2``, would deliver (1 + leading correct rows)."""
+
+    def lengths(params, target_params, tokens, features):
+        anchors = jnp.arange(first, tokens.shape[1] - 1, dtype=jnp.int32)
+        anchors = jnp.broadcast_to(anchors, (tokens.shape[0], anchors.size))
+        logits = block_logits(drafter, target, params, target_params, tokens, features, anchors)
+        labels, inside = following(tokens, anchors, logits.shape[2])
+        right = (jnp.argmax(logits, axis=-1) == labels) & inside
+        return 1 + jnp.cumprod(right.astype(jnp.int32), axis=-1).sum(-1)
+
+    return lengths
+
+
+def replayed_tokens_per_round(lengths: Int[Array, "B N"]) -> Float[Array, ""]:
+    """Greedy decoding of the texts, replayed: the first round starts at the first anchor, each other where the last one
+    ended. Unlike the mean over all anchors this is what decoding will show: a round starts where the drafter has just
+    failed, and such places are harder."""
+
+    def visit(start: Int[Array, "B"], item: tuple[jax.Array, jax.Array]):
+        place, length = item
+        return jnp.where(start == place, place + length, start), start == place
+
+    count = lengths.shape[1]
+    first = jnp.zeros(lengths.shape[0], lengths.dtype)
+    _, starts = jax.lax.scan(visit, first, (jnp.arange(count, dtype=lengths.dtype), lengths.T))
+    return lengths.size / starts.sum()
 
 
 def make_objective(drafter, target: Target, weigh, anchors_per_text: int):

@@ -8,10 +8,19 @@ import pytest
 from dflash_jax.attention import attend, masked_softmax
 from dflash_jax.cache import Slots, slot_positions, visible
 from dflash_jax.moe import mix_experts, route_topk_softmax
-from dflash_jax.nn import clamped_swiglu, plain_rope, rms_norm, rope_angles, rotate, swiglu, yarn_rope
+from dflash_jax.nn import argmax, clamped_swiglu, plain_rope, rms_norm, rope_angles, rotate, swiglu, yarn_rope
 from models.hf_config import rope_from, windows_from
 
 GPT_OSS_YARN = dict(factor=32.0, original_max_position=4096, beta_fast=32.0, beta_slow=1.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_argmax_is_jnp_argmax_with_ties_infinities_and_nan(dtype):
+    rows = np.random.default_rng(0).integers(-3, 3, (64, 33)).astype(np.float32)
+    rows[1], rows[2], rows[3] = -np.inf, np.nan, np.inf
+    rows[4, 7], rows[5, 20], rows[6, [9, 4]] = np.nan, -np.inf, np.nan
+    logits = jnp.asarray(rows, dtype)
+    np.testing.assert_array_equal(argmax(logits), jnp.argmax(logits, axis=-1))
 
 
 def test_B35_yarn_of_gpt_oss_is_not_truncated():

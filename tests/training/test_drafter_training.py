@@ -9,9 +9,19 @@ import numpy as np
 import optax
 import pytest
 
+from dflash_jax.generate import Decoder
 from dflash_jax.nn import plain_rope
 from dflash_jax.training.continuations import continue_greedily
-from dflash_jax.training.drafter import Decay, DPace, block_logits, block_loss, make_update, sample_anchors
+from dflash_jax.training.drafter import (
+    Decay,
+    DPace,
+    block_logits,
+    block_loss,
+    make_lengths,
+    make_update,
+    replayed_tokens_per_round,
+    sample_anchors,
+)
 from dflash_jax.training.optimize import cosine_schedule, init_state, muon
 from experiments import train_drafter
 from models.dflash import DFlash, DFlashConfig, DFlashDrafter
@@ -127,6 +137,21 @@ def test_dpace_weights_by_hand():
     np.testing.assert_allclose(Decay(4.0)(chance)[0, 0], np.exp(-np.arange(3) / 4))
 
 
+def test_replayed_rounds_by_hand():
+    """Rounds start at 0, 2 and 3 of the first text; at 0 and 4 of the second, where the last one runs past the end."""
+    lengths = jnp.array([[2, 9, 1, 2, 1], [4, 9, 9, 9, 3]])
+    assert float(replayed_tokens_per_round(lengths)) == 10 / 5
+
+
+def _assert_replay_is_decoding(target, params, drafter, draft_params, tokens, features):
+    """The rounds replayed from the text are those of the compiled loop, and fewer than one per token."""
+    lengths = make_lengths(drafter, target, 5)(draft_params, params, tokens, features)
+    prompts = [row[:5].tolist() for row in tokens]
+    made = [Decoder(target, params, drafter, draft_params).generate([prompt], 15) for prompt in prompts]
+    assert [out.tokens[0] for out in made] == [row[5:].tolist() for row in tokens]
+    assert float(replayed_tokens_per_round(lengths)) == 28 / sum(out.rounds for out in made) > 1
+
+
 def test_training_learns_and_resumes_exactly(pair, text):
     """The loss falls on one batch, and a run cut in two is the run in one piece."""
     target, params, drafter, draft_params = pair
@@ -141,6 +166,7 @@ def test_training_learns_and_resumes_exactly(pair, text):
         if step == 14:
             middle = jax.tree.map(np.asarray, state)
     assert losses[-1] < 0.5 * losses[0]
+    _assert_replay_is_decoding(target, params, drafter, state.params, tokens, features)
     for step in range(15, 30):
         middle, report = update(middle, params, tokens, features, supervised, jax.random.key(step))
     assert float(report["loss"]) == losses[-1]
