@@ -111,7 +111,9 @@ def _tensors(params: Any, rules: Rules, folder: Path) -> Iterator[tuple[str, np.
 def _inverse(assignment: Assignment, leaves: dict[str, jax.Array]) -> tuple[np.ndarray, ...]:
     """The file tensors of one assignment."""
     inverse = assignment.rule.transform.inverse
-    if not assignment.per_expert:
+    if assignment.rule.stacked:
+        return tuple(tensor for part in np.asarray(leaves[assignment.paths[0]]) for tensor in inverse(part))
+    if not assignment.rule.sliced:
         return inverse(np.asarray(leaves[assignment.paths[0]]))
     parts = [inverse(np.asarray(leaves[path])) for path in assignment.paths]
     return tuple(np.stack(tensors) for tensors in zip(*parts, strict=True))

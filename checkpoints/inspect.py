@@ -93,7 +93,7 @@ def _uses(reader: Reader, plan: Plan) -> dict[str, tuple[str, str]]:
 
 def _place(assignment: Assignment) -> str:
     first, how = assignment.paths[0], assignment.rule.transform.name
-    if assignment.per_expert:
+    if len(assignment.paths) > 1:
         first = f"{first} and {len(assignment.paths) - 1} more"
     return first if how == "identity" else f"{first} ({how})"
 

@@ -1,11 +1,12 @@
 """Model types whose checkpoints can be read."""
 
-from checkpoints import dflash, gpt_oss, qwen3
+from checkpoints import dflash, gpt_oss, qwen3, qwen3_5_moe
 from checkpoints.family import Family, Rules
 
 RULES: dict[str, Family] = {
     "gpt_oss": gpt_oss.FAMILY,
     "qwen3": qwen3.FAMILY,
+    "qwen3_5_moe": qwen3_5_moe.FAMILY,
 }
 """``model_type`` of a target's config.json -> its family."""
 

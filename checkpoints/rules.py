@@ -20,7 +20,9 @@ from checkpoints.reader import Reader
 from checkpoints.safetensors_file import Entry
 from checkpoints.transforms import IDENTITY, Shape, Transform
 
-PREFIX = "model."
+PREFIXES = ("model.", "language_model.")
+"""Left out of names in this order, so that text and multimodal files of a network read alike."""
+
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 MTP_REASON = "MTP layer: its index is not below num_hidden_layers"
 
@@ -29,8 +31,9 @@ MTP_REASON = "MTP layer: its index is not below num_hidden_layers"
 class Rule:
     """File tensors <-> one parameter, or one per expert.
 
-    ``{i}`` stands for a layer in names and path. ``{e}``, in the path alone, stands for an expert: the tensors have a
-    leading axis E and parameter e takes their e-th slices. Names may be found with or without a ``model.`` prefix.
+    ``{i}`` stands for a layer in names and path, ``{e}`` for an expert. In the path alone: the tensors have a leading
+    axis E and parameter e takes their e-th slices. In the names alone: every expert has tensors of its own and the
+    parameter stacks them. Names may be found with or without a ``model.`` or ``model.language_model.`` prefix.
     """
 
     names: tuple[str, ...]
@@ -43,9 +46,23 @@ class Rule:
         """Matches a parameter's path; groups ``i`` and ``e`` are its layer and expert."""
         return _pattern(self.path)
 
-    def names_at(self, layer: str | None) -> tuple[str, ...]:
-        """The names of the tensors in a layer."""
-        return tuple(name if layer is None else name.replace("{i}", layer) for name in self.names)
+    @property
+    def sliced(self) -> bool:
+        """Does every expert's parameter take a slice of the tensors?"""
+        return "{e}" in self.path and "{e}" not in self.names[0]
+
+    @property
+    def stacked(self) -> bool:
+        """Does the parameter stack tensors of single experts?"""
+        return "{e}" in self.names[0] and "{e}" not in self.path
+
+    def names_at(self, layer: str | None, expert: int | None = None) -> tuple[str, ...]:
+        """The names of the tensors in a layer, of one expert."""
+        places = {"{i}": layer, "{e}": expert}
+        names = self.names
+        for token, value in places.items():
+            names = tuple(name if value is None else name.replace(token, str(value)) for name in names)
+        return names
 
 
 @dataclass(frozen=True)
@@ -62,7 +79,8 @@ class Skip:
 
 @dataclass(frozen=True)
 class Assignment:
-    """One rule applied: file tensors ``names`` -> parameter ``paths`` (one, or one per expert), all of ``shape``."""
+    """One rule applied: file tensors ``names`` -> parameter ``paths`` (one, or one per slice), all of ``shape``. For a
+    stacked parameter the names of expert 0 come first, then those of expert 1."""
 
     rule: Rule
     names: tuple[str, ...]
@@ -70,15 +88,17 @@ class Assignment:
     shape: Shape
 
     @property
-    def per_expert(self) -> bool:
-        """Does every expert have a parameter of its own?"""
-        return "{e}" in self.rule.path
-
-    @property
     def file_shapes(self) -> tuple[Shape, ...]:
         """The shape that each tensor must have in the file."""
+        if self.rule.stacked:
+            return self.rule.transform.file_shapes(self.shape[1:]) * self.shape[0]
         shapes = self.rule.transform.file_shapes(self.shape)
-        return tuple((len(self.paths), *shape) for shape in shapes) if self.per_expert else shapes
+        return tuple((len(self.paths), *shape) for shape in shapes) if self.rule.sliced else shapes
+
+    def by_expert(self, tensors: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """What a stacked parameter is made of: the tensors of each expert."""
+        count = len(self.rule.names)
+        return [tensors[at : at + count] for at in range(0, len(tensors), count)]
 
 
 @dataclass(frozen=True)
@@ -109,7 +129,7 @@ def flatten(params: Any) -> tuple[dict[str, Any], Any]:
 
 def assign(rules: Sequence[Rule | Skip], shapes: dict[str, Shape]) -> tuple[list[Assignment], list[str]]:
     """Give every parameter its rule: assignments by the rules' own names, and what is wrong with the table."""
-    groups: dict[tuple[int, str | None], list[tuple[int, str]]] = defaultdict(list)
+    groups: dict[tuple[int, str | None, int | None], list[tuple[int, str]]] = defaultdict(list)
     problems = []
     table = [rule for rule in rules if isinstance(rule, Rule)]
     for path in shapes:
@@ -121,11 +141,16 @@ def assign(rules: Sequence[Rule | Skip], shapes: dict[str, Shape]) -> tuple[list
             continue
         index, match = found[0]
         places = match.groupdict()
-        groups[index, places.get("i")].append((int(places.get("e", 0)), path))
+        expert = int(places.get("e") or 0)
+        own = expert if "e" in places and not table[index].sliced else None
+        groups[index, places.get("i"), own].append((expert, path))
     assignments = []
-    for (index, layer), members in groups.items():
-        paths = tuple(path for _, path in sorted(members))
-        assignments.append(Assignment(table[index], table[index].names_at(layer), paths, tuple(shapes[paths[0]])))
+    for (index, layer, expert), members in groups.items():
+        paths, rule = tuple(path for _, path in sorted(members)), table[index]
+        shape = tuple(shapes[paths[0]])
+        experts = range(shape[0]) if rule.stacked else (expert,)
+        names = tuple(name for each in experts for name in rule.names_at(layer, each))
+        assignments.append(Assignment(rule, names, paths, shape))
     claims: dict[str, list[str]] = defaultdict(list)
     for assignment in assignments:
         for name in assignment.names:
@@ -173,7 +198,9 @@ def plan(
 
 
 def _canonical(name: str) -> str:
-    return name.removeprefix(PREFIX)
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
 
 
 def _by_canonical_name(entries: dict[str, Entry]) -> tuple[dict[str, Entry], list[str]]:

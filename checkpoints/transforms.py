@@ -69,6 +69,22 @@ TAPS = Transform(
 )
 """``fc.weight [D, A * D_target]`` <-> ``[A, D_target, D]``."""
 
+JOIN = Transform(
+    "join gate and up",
+    lambda s: ((s[-1] // 2, s[-2]),) * 2,
+    lambda a, s, dtype: np.concatenate(a).T,
+    lambda p: tuple(np.split(p.T, 2)),
+)
+"""``gate_proj``, ``up_proj`` ``[F, D]`` <-> ``[D, 2F]``, gate first."""
+
+CONVOLUTION = Transform(
+    "taps first",
+    lambda s: ((s[1], 1, s[0]),),
+    lambda a, s, dtype: a[0][:, 0].T,
+    lambda p: (p.T[:, None],),
+)
+"""Depthwise ``conv1d.weight [W, 1, taps]`` <-> ``[taps, W]``."""
+
 CODES = Transform(
     "join blocks",
     lambda s: ((*s[:-1], s[-1] // 16, 16),),

@@ -35,6 +35,15 @@ def route_topk_softmax(
     return chosen, jax.nn.softmax(top, axis=-1)
 
 
+def route_softmax_topk(
+    logits: Float[Array, "T E"], experts_per_token: int
+) -> tuple[Int[Array, "T K"], Float[Array, "T K"]]:
+    """Qwen3.5: the K largest of a softmax over all experts, in float32, made to sum to 1 (``Qwen3_5MoeTopKRouter``)."""
+    chances = jax.nn.softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), axis=-1)
+    top, chosen = jax.lax.top_k(chances, experts_per_token)
+    return chosen, (top / top.sum(axis=-1, keepdims=True)).astype(logits.dtype)
+
+
 def matmul(x: Float[Array, "T I"], weight: Float[Array, "I O"] | mxfp4.Mxfp4) -> Float[Array, "T O"]:
     """``x @ W`` for a weight in either form."""
     return mxfp4.matmul(x, weight) if isinstance(weight, mxfp4.Mxfp4) else x @ weight

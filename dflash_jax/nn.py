@@ -107,10 +107,12 @@ def rope_angles(
 def rotate(
     x: Float[Array, "B T N H"], angles: tuple[Float[Array, "B T 1 half"], Float[Array, "B T 1 half"]]
 ) -> Float[Array, "B T N H"]:
-    """Rotate each head's pairs (j, j + H/2) by the angle of its position."""
+    """Rotate each head's pairs (j, j + half) by the angle of its position. With fewer angles than H/2 the dimensions from
+    ``2 * half`` on stay as they are (config key ``partial_rotary_factor``)."""
     cos, sin = angles
-    a, b = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    half = cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
 
 
 def swiglu(gate: Float[Array, "*batch F"], up: Float[Array, "*batch F"]) -> Float[Array, "*batch F"]:

@@ -3,10 +3,12 @@
 from models.dflash import DFlash, DFlashConfig, DFlashDrafter
 from models.gpt_oss import GptOss, GptOssConfig
 from models.qwen3 import Qwen3, Qwen3Config
+from models.qwen3_5_moe import Qwen35Moe, Qwen35MoeConfig
 
 MODELS: dict[str, tuple[type, type]] = {
     "gpt_oss": (GptOssConfig, GptOss),
     "qwen3": (Qwen3Config, Qwen3),
+    "qwen3_5_moe": (Qwen35MoeConfig, Qwen35Moe),
 }
 """``model_type`` of a target's config.json -> (its config class, its linen module)."""
 

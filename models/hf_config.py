@@ -66,3 +66,10 @@ def windows_from(config: dict[str, Any], layers: int) -> tuple[int | None, ...]:
         window = int(require(config, "sliding_window"))
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
     return (None,) * layers
+
+
+def rotary_dim(config: dict[str, Any], head_dim: int) -> int:
+    """Dimensions of a head that rotate: ``partial_rotary_factor``, in ``rope_parameters`` or beside it; absent: all."""
+    spec = config.get("rope_parameters") or {}
+    factor = spec.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    return head_dim if factor is None else int(head_dim * float(factor))

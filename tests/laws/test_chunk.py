@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dflash_jax import cache as caches
 from tests.support.families import VARIANTS, Family, family
-from tests.support.steps import UNDO, WIDTH, agree, empty, fresh_step, step, whole_text
+from tests.support.steps import UNDO, WIDTH, agree, empty, fresh_step, slots_of, step, whole_text
 
 SIZES = (1, 4, UNDO)
 
@@ -37,7 +37,7 @@ def cuts(sizes: list[int]) -> list[int]:
 @pytest.mark.parametrize("name", VARIANTS)
 class TestEveryVariant:
     def test_windowed_layers_are_rings_that_wrap(self, name: str) -> None:
-        slots = [slots for slots in empty(family(name)).layers if slots.window is not None]
+        slots = [slots for slots in slots_of(empty(family(name))) if slots.window is not None]
         assert all(s.ring and s.k.shape[2] == s.window + UNDO - 1 < WIDTH // 3 for s in slots)
 
     def test_one_token_at_a_time(self, name: str) -> None:

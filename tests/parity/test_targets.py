@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from checkpoints.load import load_target
+from checkpoints.load import load_target, read_config
 from dflash_jax.generate import Decoder
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -32,12 +32,11 @@ def case(request):
 
 def run(folder, dtype, pieces):
     """Logits ``[B T V]`` and residuals ``[L B T D]`` of the golden's text, heard in pieces of the given lengths."""
-    config = json.loads((folder / "config.json").read_text())
-    taps = tuple(range(config["num_hidden_layers"]))
+    taps = tuple(range(read_config(folder)["num_hidden_layers"]))
     target, params = load_target(folder, dtype=jnp.dtype(dtype), taps=taps)
     ids = load_file(folder / "expected.safetensors")["input_ids"]
     step, unembed = jax.jit(target.step), jax.jit(target.unembed)
-    cache = target.init_cache(ids.shape[0], 64, max(pieces))
+    cache = target.init_cache(ids.shape[0], 128, max(pieces))
     logits, residuals, at = [], [], 0
     for piece in pieces:
         out = step(params, jnp.asarray(ids[:, at : at + piece], jnp.int32), cache)

@@ -19,6 +19,7 @@ import gpt_oss
 import mxfp4
 import pairs
 import qwen3
+import qwen3_5_moe
 import torch
 import transformers
 
@@ -26,6 +27,7 @@ GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
 CASES: dict[str, Callable[[str, Path], None]] = {
     **dict.fromkeys(gpt_oss.GPT_OSS_CASES, gpt_oss.build),
     **dict.fromkeys(qwen3.QWEN3_CASES, qwen3.build),
+    **dict.fromkeys(qwen3_5_moe.CASES, qwen3_5_moe.build),
     **dict.fromkeys(drafters.DRAFTER_CASES, drafters.build),
     **dict.fromkeys(pairs.PAIR_CASES, pairs.build),
     "mxfp4_decode": mxfp4.build,

@@ -47,7 +47,7 @@ def full_pass(model: nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 def incremental_pass(model: nn.Module, ids: torch.Tensor, chunks: list[int]) -> torch.Tensor:
     """Logits [B T V] when the text arrives in chunks, through the model's own cache."""
-    cache = DynamicCache()
+    cache = DynamicCache(config=model.config)
     pieces = [model(chunk, cache=cache, use_cache=True).logits for chunk in torch.split(ids, chunks, dim=1)]
     return torch.cat(pieces, dim=1)
 

@@ -2,6 +2,7 @@
 
 import functools
 import types
+from collections.abc import Container
 from typing import NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from kernels_pallas import mxfp4
 from models import MODELS
 from models.gpt_oss import GptOss, GptOssConfig
 from models.qwen3 import Qwen3Config
+from models.qwen3_5_moe import Qwen35Moe, Qwen35MoeConfig
 from models.target import FlaxTarget
 
 WINDOW = 5
@@ -45,6 +47,25 @@ QWEN3 = Qwen3Config(
     rope=plain_rope(500.0, 10),
     rms_norm_eps=1e-6,
 )
+QWEN3_5_MOE = Qwen35MoeConfig(
+    vocab_size=59,
+    hidden_size=28,
+    layers=5,
+    heads=6,
+    kv_heads=2,
+    head_dim=16,
+    linear=(True, True, False, True, False),
+    linear_key_heads=3,
+    linear_value_heads=12,
+    linear_key_dim=9,
+    linear_value_dim=11,
+    conv_taps=4,
+    experts=7,
+    experts_per_token=3,
+    expert_size=20,
+    shared_size=26,
+    rope=plain_rope(1000.0, 8),
+)
 QWEN3_TIED = Qwen3Config(**{**vars(QWEN3), "windows": (None,) * 4, "tie_word_embeddings": True})
 
 VARIANTS: dict[str, tuple[str, object, dict]] = {
@@ -53,6 +74,9 @@ VARIANTS: dict[str, tuple[str, object, dict]] = {
     "gpt_oss-packed": ("gpt_oss", GPT_OSS, {"layout": "packed"}),
     "qwen3-tied": ("qwen3", QWEN3_TIED, {}),
     "qwen3-untied": ("qwen3", QWEN3, {}),
+    "qwen3_5_moe-solve": ("qwen3_5_moe", QWEN3_5_MOE, {"layout": "split", "method": "solve"}),
+    "qwen3_5_moe-replay": ("qwen3_5_moe", QWEN3_5_MOE, {"layout": "stacked", "method": "replay"}),
+    "qwen3_5_moe-states": ("qwen3_5_moe", QWEN3_5_MOE, {"layout": "split", "method": "states"}),
 }
 """name -> (key of ``MODELS``, config, further fields of the module)."""
 
@@ -61,6 +85,12 @@ assert {model_type for model_type, _, _ in VARIANTS.values()} == set(MODELS), "a
 
 GAIN = {"o": 2.0, "down": 2.0, "q": 3.0, "k": 2.0}
 """Loud layers and sharp attention keep greedy text from falling into a loop."""
+
+
+CENTRED = {"q_norm", "k_norm", "final_norm"} | {
+    f"{part}_norm_{i}" for part in ("mixer", "moe") for i in range(QWEN3_5_MOE.layers)
+}
+"""Of Qwen3.5: all norms but the gated one."""
 
 
 class Family(NamedTuple):
@@ -82,21 +112,26 @@ def tiny_target(name: str, dtype: str = "float64", taps: tuple[int, ...] | None 
 def family(name: str, dtype: str = "float64", seed: int = 0) -> Family:
     """A variant with random parameters. Layouts of one network hold the same values, all of which MXFP4 can hold."""
     target = tiny_target(name, dtype)
-    if not isinstance(target.module, GptOss):
+    if not target.mixture_layers:
         return Family(name, target, randomised(target.abstract_params(), seed))
-    stacked = randomised(FlaxTarget(target.module.clone(layout="stacked")).abstract_params(), seed)
-    return Family(name, target, with_layout(stacked, target.module.layout, target.module.dtype))
+    centred = CENTRED if isinstance(target.module, Qwen35Moe) else ()
+    stacked = randomised(FlaxTarget(target.module.clone(layout="stacked")).abstract_params(), seed, centred)
+    convert = mxfp4_layout if isinstance(target.module, GptOss) else plain_layout
+    return Family(name, target, convert(stacked, target.module.layout, target.module.dtype))
 
 
-def randomised(abstract: dict, seed: int) -> dict:
-    """Normal values for every parameter, norms around 1: nothing is left at its initial 0 or 1."""
+def randomised(abstract: dict, seed: int, centred: Container[str] = ()) -> dict:
+    """Normal values for every parameter, norms around 1: nothing is left at its initial 0 or 1.
+
+    ``centred``: norms whose weight is stored as its distance from 1.
+    """
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf) -> jax.Array:
         name = str(getattr(path[-1], "key", path[-1]))
         values = rng.standard_normal(leaf.shape)
         if "norm" in name:
-            values = 1 + 0.4 * values
+            values = 0.4 * values + (name not in centred)
         elif leaf.ndim == 1 or "bias" in name:
             values = 0.4 * values
         else:
@@ -106,7 +141,18 @@ def randomised(abstract: dict, seed: int) -> dict:
     return jax.tree_util.tree_map_with_path(draw, abstract)
 
 
-def with_layout(params: dict, layout: str, dtype) -> dict:
+def with_experts(params: dict, convert) -> dict:
+    """``params`` with ``convert`` applied to the experts of every layer."""
+    moe_layers = {name: part for name, part in params.items() if isinstance(part, dict) and "experts" in part}
+    return params | {name: part | {"experts": convert(part["experts"])} for name, part in moe_layers.items()}
+
+
+def plain_layout(params: dict, layout: str, dtype) -> dict:
+    """Stacked parameters in another layout."""
+    return with_experts(params, moe.split) if layout == "split" else params
+
+
+def mxfp4_layout(params: dict, layout: str, dtype) -> dict:
     """Stacked parameters with their expert matrices rounded to MXFP4, in another layout."""
 
     def convert(experts: dict):
@@ -118,8 +164,7 @@ def with_layout(params: dict, layout: str, dtype) -> dict:
         stacked = {name: mxfp4.decode(weight, dtype).swapaxes(-1, -2) for name, weight in packed.items()} | biases
         return moe.split(stacked) if layout == "split" else stacked
 
-    moe_layers = {name: part for name, part in params.items() if isinstance(part, dict) and "experts" in part}
-    return params | {name: part | {"experts": convert(part["experts"])} for name, part in moe_layers.items()}
+    return with_experts(params, convert)
 
 
 def fresh(function):

@@ -9,6 +9,7 @@ import numpy as np
 
 from dflash_jax import cache as caches
 from dflash_jax.cache import Cache
+from dflash_jax.recurrence import Recurrence
 from tests.support.families import Family, family, fresh
 
 ROWS, WIDTH = 4, 40
@@ -56,7 +57,7 @@ def whole_text(name: str, seed: int = 0) -> Text:
     chosen = family(name)
     tokens = np.random.default_rng(seed).integers(0, chosen.target.config.vocab_size, (ROWS, WIDTH), np.int32)
     heard = step(chosen.target, chosen.params, tokens, chosen.target.init_cache(ROWS, WIDTH, WIDTH))
-    assert not any(slots.ring for slots in heard.cache.layers)
+    assert not any(slots.ring for slots in slots_of(heard.cache))
     return Text(tokens, np.asarray(heard.logits), np.asarray(heard.features))
 
 
@@ -65,8 +66,14 @@ def agree(actual, expected, what: str, tolerance: float = 1e-12) -> None:
     np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=tolerance, atol=tolerance, err_msg=what)
 
 
+def slots_of(cache: Cache) -> list[caches.Slots]:
+    """The attention layers' part of a cache."""
+    return [memory for memory in cache.layers if isinstance(memory, caches.Slots)]
+
+
 def poisoned(cache: Cache, undo: int, value: float = 1e9) -> Cache:
-    """``cache`` with garbage in every slot that a rejected token may have reached, and in all that were never used."""
+    """``cache`` with garbage in every slot that a rejected token may have reached, and in all that were never used; in
+    every entry of a journal that was not kept."""
 
     def spoil(slots: caches.Slots) -> caches.Slots:
         size = slots.k.shape[2]
@@ -77,4 +84,16 @@ def poisoned(cache: Cache, undo: int, value: float = 1e9) -> Cache:
         k, v = (part.at[rows, :, slot].set(value, mode="drop") for part in (slots.k, slots.v))
         return slots.replace(k=k, v=v)
 
-    return cache.replace(layers=tuple(spoil(slots) for slots in cache.layers))
+    def spoil_journal(memory: Recurrence) -> Recurrence:
+        kept = cache.length - memory.base
+        before = memory.rows.shape[1] - undo
+
+        def fill(leaf: jax.Array, first: jax.Array) -> jax.Array:
+            rejected = jnp.arange(leaf.shape[1]) >= first[:, None]
+            return jnp.where(rejected.reshape(*rejected.shape, *(1,) * (leaf.ndim - 2)), value, leaf)
+
+        journal = {name: fill(leaf, kept) for name, leaf in memory.journal.items()}
+        return memory.replace(rows=fill(memory.rows, before + kept), journal=journal)
+
+    kinds = {caches.Slots: spoil, Recurrence: spoil_journal}
+    return cache.replace(layers=tuple(kinds[type(memory)](memory) for memory in cache.layers))

@@ -1,0 +1,150 @@
+"""The gated delta rule (Gated DeltaNet, arXiv 2412.06464): a matrix per head as memory, read and written token by token.
+
+With a decay ``exp(g)``, a write strength ``beta`` and a key k of length one:
+
+    S <- exp(g) S;   u = beta (v - S^T k);   S <- S + k u^T;   o = S^T q
+
+Two forms, equal up to rounding. The recurrent one goes token by token: every token's operations are the same whether one
+token is heard or a block, so decoding and verification round alike. The chunked one solves a triangular system per chunk
+(section 3.3 of the paper) and is for prompts.
+
+Value heads come in runs of R per key head, ``[G R]``, so that keys are never repeated.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dflash_jax.shapes import Array, Float
+
+RECURRENT_UP_TO = 16
+"""Tokens up to which a step is recurrent."""
+
+CHUNK = 64
+"""Tokens of a chunk, as in transformers' ``torch_chunk_gated_delta_rule``."""
+
+
+class Tokens(NamedTuple):
+    """What T tokens ask of the memory, and write to it. In float32 or wider.
+
+    Attributes:
+        q, k: ``[B T G K]``; k of length one, q scaled.
+        v: ``[B T G R V]``.
+        g: ``[B T G R]``, log of the decay, at most 0.
+        beta: ``[B T G R]``, in 0..1.
+    """
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    g: jax.Array
+    beta: jax.Array
+
+
+class Read(NamedTuple):
+    """``out`` and ``written`` (o and u above) ``[B T G R V]``; ``state`` after the last token ``[B G R K V]``."""
+
+    out: jax.Array
+    written: jax.Array
+    state: jax.Array
+
+
+def gated_delta(state: Float[Array, "B G R K V"], tokens: Tokens) -> Read:
+    """Hear T tokens."""
+    return recurrent(state, tokens) if tokens.k.shape[1] <= RECURRENT_UP_TO else chunked(state, tokens)
+
+
+def hear_one(state: Float[Array, "B G R K V"], token: Tokens) -> Read:
+    """One token; its arrays have no T. With ``g`` and ``beta`` 0 the state stays as it is, to the bit."""
+    state = state * jnp.exp(token.g)[..., None, None]
+    written = token.beta[..., None] * (token.v - jnp.einsum("BGRKV,BGK->BGRV", state, token.k))
+    state = state + jnp.einsum("BGK,BGRV->BGRKV", token.k, written)
+    return Read(jnp.einsum("BGRKV,BGK->BGRV", state, token.q), written, state)
+
+
+def recurrent(state: Float[Array, "B G R K V"], tokens: Tokens) -> Read:
+    """Token by token."""
+
+    def visit(state: jax.Array, token: Tokens) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        read = hear_one(state, token)
+        return read.state, (read.out, read.written)
+
+    by_token = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), tokens)
+    state, parts = jax.lax.scan(visit, state, by_token)
+    return Read(*(jnp.moveaxis(part, 0, 1) for part in parts), state)
+
+
+def chunked(state: Float[Array, "B G R K V"], tokens: Tokens, chunk: int = CHUNK) -> Read:
+    """Chunk by chunk; the last one is filled up with tokens that change nothing."""
+    count = tokens.k.shape[1]
+    size = min(chunk, count)
+    filled = -(-count // size) * size
+
+    def cut(leaf: jax.Array) -> jax.Array:
+        padded = jnp.pad(leaf, ((0, 0), (0, filled - count)) + ((0, 0),) * (leaf.ndim - 2))
+        return jnp.moveaxis(padded.reshape(leaf.shape[0], -1, size, *leaf.shape[2:]), 1, 0)
+
+    def visit(state: jax.Array, part: Tokens) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        read = _one_chunk(state, part)
+        return read.state, (read.out, read.written)
+
+    state, parts = jax.lax.scan(visit, state, jax.tree.map(cut, tokens))
+
+    def join(part: jax.Array) -> jax.Array:
+        joined = jnp.moveaxis(part, 0, 1)
+        return joined.reshape(joined.shape[0], filled, *joined.shape[3:])[:, :count]
+
+    return Read(*map(join, parts), state)
+
+
+def _one_chunk(state: Float[Array, "B G R K V"], tokens: Tokens) -> Read:
+    """``(I + strict_lower(beta D k k^T)) u = beta (v - e^G k S)``, with G the running sum of g and D_ij = e^(G_i - G_j)."""
+    size = tokens.k.shape[1]
+    total = jnp.moveaxis(jnp.cumsum(tokens.g, axis=1), 1, -1)  # [B G R T]
+    lower = jnp.tril(jnp.ones((size, size), bool))
+    decay = jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))
+    beta = jnp.moveaxis(tokens.beta, 1, -1)
+    alike = jnp.einsum("BTGK,BSGK->BGTS", tokens.k, tokens.k)[:, :, None]
+    system = beta[..., None] * decay * alike * jnp.tril(jnp.ones((size, size)), -1).astype(decay.dtype)
+    start = jnp.exp(total)
+    recalled = start[..., None] * jnp.einsum("BTGK,BGRKV->BGRTV", tokens.k, state)
+    wanted = beta[..., None] * (jnp.moveaxis(tokens.v, 1, 3) - recalled)
+    written = jax.lax.linalg.triangular_solve(
+        system + jnp.eye(size, dtype=system.dtype), wanted, left_side=True, lower=True, unit_diagonal=True
+    )
+    asked = jnp.einsum("BTGK,BSGK->BGTS", tokens.q, tokens.k)[:, :, None] * decay
+    out = start[..., None] * jnp.einsum("BTGK,BGRKV->BGRTV", tokens.q, state) + asked @ written
+    written = jnp.moveaxis(written, 3, 1)
+    return Read(jnp.moveaxis(out, 3, 1), written, absorb(state, tokens.k, written, tokens.g))
+
+
+def absorb(
+    state: Float[Array, "B G R K V"],
+    k: Float[Array, "B T G K"],
+    written: Float[Array, "B T G R V"],
+    g: Float[Array, "B T G R"],
+) -> Float[Array, "B G R K V"]:
+    """The state after T tokens from what they wrote: ``e^G_T S + sum_j e^(G_T - G_j) k_j u_j^T``.
+
+    Tokens whose ``written`` and ``g`` are 0 change nothing.
+    """
+    onwards = jnp.flip(jnp.cumsum(jnp.flip(g, 1), axis=1), 1)  # from each token on, its own decay included
+    after = jnp.concatenate([onwards[:, 1:], jnp.zeros_like(g[:, :1])], axis=1)
+    weighed = written * jnp.exp(after)[..., None]
+    return state * jnp.exp(onwards[:, 0])[..., None, None] + jnp.einsum("BTGK,BTGRV->BGRKV", k, weighed)
+
+
+def causal_convolution(
+    window: Float[Array, "B before W"], rows: Float[Array, "B T W"], kernel: Float[Array, "taps W"]
+) -> Float[Array, "B T W"]:
+    """A short convolution over time, channel by channel; the last tap is the current row. ``window`` holds the
+    ``taps - 1`` rows before."""
+    full = jnp.concatenate([window, rows], axis=1)
+    shifted = (full[:, tap : tap + rows.shape[1]] * kernel[tap] for tap in range(kernel.shape[0]))
+    return sum(shifted, jnp.zeros_like(rows))
+
+
+def unit(x: Float[Array, "*batch K"], eps: float = 1e-6) -> Float[Array, "*batch K"]:
+    """``x * rsqrt(sum(x**2) + eps)``: length one (``l2norm`` of transformers)."""
+    return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
