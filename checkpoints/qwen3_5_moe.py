@@ -1,7 +1,7 @@
 """Qwen3.5 and 3.6 MoE: names of the released files, text network only.
 
-The network lies under ``model.language_model.`` and its config under ``text_config``; ``lm_head`` is outside. Main layers
-have fused experts in bfloat16 files and single ones in FP8 files.
+The network lies under ``model.language_model.`` and its config under ``text_config``; ``lm_head`` is outside. Main
+layers have fused experts in bfloat16 files and single ones in FP8 files.
 """
 
 from checkpoints import mixture
@@ -28,7 +28,10 @@ RULES: Rules = (
     Rule((LINEAR + "norm.weight",), "delta_{i}/norm"),
     Rule((MLP + "gate.weight",), "moe_{i}/router", TRANSPOSE),
     Rule((MLP + "shared_expert_gate.weight",), "moe_{i}/shared_scale", TRANSPOSE),
-    *(Rule((MLP + f"shared_expert.{p}_proj.weight",), f"moe_{{i}}/shared_{p}", TRANSPOSE) for p in ("gate", "up", "down")),
+    *(
+        Rule((MLP + f"shared_expert.{p}_proj.weight",), f"moe_{{i}}/shared_{p}", TRANSPOSE)
+        for p in ("gate", "up", "down")
+    ),
     Skip("mtp.*", "multi-token prediction head; the drafter proposes instead"),
     Skip("visual.*", "vision tower; text only"),
     Skip("*rotary_emb.inv_freq", "rotary frequencies are computed from config.json"),

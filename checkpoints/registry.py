@@ -1,9 +1,12 @@
 """Model types whose checkpoints can be read."""
 
-from checkpoints import dflash, gpt_oss, qwen3, qwen3_5_moe
+from checkpoints import dflash, glm, gpt_oss, qwen3, qwen3_5_moe
 from checkpoints.family import Family, Rules
 
 RULES: dict[str, Family] = {
+    "glm4_moe": glm.GLM4_MOE,
+    "glm4_moe_lite": glm.GLM4_MOE_LITE,
+    "glm_moe_dsa": glm.GLM_MOE_DSA,
     "gpt_oss": gpt_oss.FAMILY,
     "qwen3": qwen3.FAMILY,
     "qwen3_5_moe": qwen3_5_moe.FAMILY,

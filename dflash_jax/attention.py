@@ -70,3 +70,33 @@ def _grouped(spec: str, rows: Float[Array, "B G Q X"], memory: jax.Array) -> Flo
     shaped = rows if memory.ndim == 4 else rows.reshape(*memory.shape[:3], -1, rows.shape[-1])
     out = jnp.einsum(spec, shaped, memory)
     return out.reshape(*rows.shape[:3], out.shape[-1])
+
+
+def attend_latent(
+    q_latent: Float[Array, "B T N M"],
+    q_rope: Float[Array, "B T N H"],
+    latent: Float[Array, "B 1 S M"],
+    k_rope: Float[Array, "B 1 S H"],
+    seen: Bool[Array, "B T S"],
+    *,
+    scale: float,
+) -> Float[Array, "B T N M"]:
+    """Multi-head latent attention in its absorbed form (DeepSeek-V2, arXiv 2405.04434, section 2.1.2): every head
+    attends to the latents themselves and to one shared rotated key; what comes out is a mean of latents per head."""
+    batch, tokens, heads, _ = q_latent.shape
+    folded = (part.reshape(batch, 1, tokens * heads, -1) for part in (q_latent, q_rope))
+    scores = sum(_grouped("BG...QH,BG...SH->BG...QS", q, k) for q, k in zip(folded, (latent, k_rope), strict=True))
+    scores = scores.astype(accumulation_dtype(q_latent.dtype)) * scale
+    weights = masked_softmax(scores, jax.lax.optimization_barrier(jnp.repeat(seen, heads, axis=1)[:, None]))
+    mixed = _grouped("BG...QS,BG...SH->BG...QH", weights.astype(latent.dtype), latent)
+    return mixed.reshape(batch, tokens, heads, -1)
+
+
+def select_keys(scores: Float[Array, "B T S"], seen: Bool[Array, "B T S"], count: int) -> Bool[Array, "B T S"]:
+    """The ``count`` visible keys of each query with the highest index scores (DeepSeek sparse attention,
+    arXiv 2512.02556); all of them where there are no more. Equal scores: the lower slot first."""
+    if count >= scores.shape[-1]:
+        return seen
+    best = jax.lax.top_k(jnp.where(seen, scores, -jnp.inf), count)[1]
+    rows, columns = jnp.arange(scores.shape[0])[:, None, None], jnp.arange(scores.shape[1])[None, :, None]
+    return jnp.zeros(scores.shape, bool).at[rows, columns, best].set(True) & seen

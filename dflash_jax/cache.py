@@ -17,9 +17,9 @@ from dflash_jax.shapes import Array, Bool, Float, Int
 class Slots:
     """Keys and values of one attention layer.
 
-    ``k``, ``v``: ``[B G S H]``. Without a window, or with one that the buffer holds whole, position p lives in slot p
-    and writes past the last slot are dropped. A ring (``ring``) holds the last S positions, p in slot ``p % S``; it
-    serves steps of up to ``S - window + 1`` tokens, every one of which may still be rolled back.
+    ``k``: ``[B G S H]``, ``v``: ``[B G S Hv]``. Without a window, or with one that the buffer holds whole, position p
+    lives in slot p and writes past the last slot are dropped. A ring (``ring``) holds the last S positions, p in slot
+    ``p % S``; it serves steps of up to ``S - window + 1`` tokens, every one of which may still be rolled back.
     """
 
     k: jax.Array
@@ -62,7 +62,7 @@ def step_positions(cache: Cache, tokens: int) -> Int[Array, "B T"]:
     return cache.length[:, None] + jnp.arange(tokens, dtype=cache.length.dtype)
 
 
-def write(slots: Slots, k: Float[Array, "B T G H"], v: Float[Array, "B T G H"], positions: Int[Array, "B T"]) -> Slots:
+def write(slots: Slots, k: Float[Array, "B T G H"], v: Float[Array, "B T G Hv"], positions: Int[Array, "B T"]) -> Slots:
     """Put keys and values at their positions.
 
     Raises:

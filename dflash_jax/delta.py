@@ -1,12 +1,12 @@
-"""The gated delta rule (Gated DeltaNet, arXiv 2412.06464): a matrix per head as memory, read and written token by token.
+"""The gated delta rule (Gated DeltaNet, arXiv 2412.06464): a matrix per head as memory, read and written by tokens.
 
 With a decay ``exp(g)``, a write strength ``beta`` and a key k of length one:
 
     S <- exp(g) S;   u = beta (v - S^T k);   S <- S + k u^T;   o = S^T q
 
-Two forms, equal up to rounding. The recurrent one goes token by token: every token's operations are the same whether one
-token is heard or a block, so decoding and verification round alike. The chunked one solves a triangular system per chunk
-(section 3.3 of the paper) and is for prompts.
+Two forms, equal up to rounding. The recurrent one goes token by token: every token's operations are the same whether
+one token is heard or a block, so decoding and verification round alike. The chunked one solves a triangular system per
+chunk (section 3.3 of the paper) and is for prompts.
 
 Value heads come in runs of R per key head, ``[G R]``, so that keys are never repeated.
 """
@@ -99,7 +99,7 @@ def chunked(state: Float[Array, "B G R K V"], tokens: Tokens, chunk: int = CHUNK
 
 
 def _one_chunk(state: Float[Array, "B G R K V"], tokens: Tokens) -> Read:
-    """``(I + strict_lower(beta D k k^T)) u = beta (v - e^G k S)``, with G the running sum of g and D_ij = e^(G_i - G_j)."""
+    """``(I + strict_lower(beta D k k^T)) u = beta (v - e^G k S)``; G: running sum of g, ``D_ij = e^(G_i - G_j)``."""
     size = tokens.k.shape[1]
     total = jnp.moveaxis(jnp.cumsum(tokens.g, axis=1), 1, -1)  # [B G R T]
     lower = jnp.tril(jnp.ones((size, size), bool))

@@ -44,6 +44,35 @@ def route_softmax_topk(
     return chosen, (top / top.sum(axis=-1, keepdims=True)).astype(logits.dtype)
 
 
+def route_sigmoid_topk(
+    logits: Float[Array, "T E"],
+    bias: Float[Array, "E"],
+    experts_per_token: int,
+    *,
+    groups: int = 1,
+    groups_per_token: int = 1,
+    normalise: bool = True,
+    scale: float = 1.0,
+) -> tuple[Int[Array, "T K"], Float[Array, "T K"]]:
+    """GLM (after DeepSeek-V3, arXiv 2412.19437, section 2.1.2): scores are sigmoids; ``bias``
+    (``e_score_correction_bias``) takes part in the choice alone, never in the weights.
+
+    Of several ``groups`` of experts those are kept whose two best biased scores sum highest.
+    """
+    scores = jax.nn.sigmoid(logits)
+    biased = scores + bias
+    if groups > 1:
+        grouped = biased.reshape(biased.shape[0], groups, -1)
+        best = jax.lax.top_k(grouped, 2)[0].sum(-1)
+        kept = jax.nn.one_hot(jax.lax.top_k(best, groups_per_token)[1], groups, dtype=bool).any(1)
+        biased = jnp.where(kept[:, :, None], grouped, -jnp.inf).reshape(biased.shape)
+    chosen = jax.lax.top_k(biased, experts_per_token)[1]
+    weights = jnp.take_along_axis(scores, chosen, axis=1)
+    if normalise:
+        weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+    return chosen, weights * scale
+
+
 def matmul(x: Float[Array, "T I"], weight: Float[Array, "I O"] | mxfp4.Mxfp4) -> Float[Array, "T O"]:
     """``x @ W`` for a weight in either form."""
     return mxfp4.matmul(x, weight) if isinstance(weight, mxfp4.Mxfp4) else x @ weight

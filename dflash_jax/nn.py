@@ -107,12 +107,33 @@ def rope_angles(
 def rotate(
     x: Float[Array, "B T N H"], angles: tuple[Float[Array, "B T 1 half"], Float[Array, "B T 1 half"]]
 ) -> Float[Array, "B T N H"]:
-    """Rotate each head's pairs (j, j + half) by the angle of its position. With fewer angles than H/2 the dimensions from
-    ``2 * half`` on stay as they are (config key ``partial_rotary_factor``)."""
+    """Rotate each head's pairs (j, j + half) by the angle of its position. With fewer angles than H/2 the dimensions
+    from ``2 * half`` on stay as they are (config key ``partial_rotary_factor``)."""
     cos, sin = angles
     half = cos.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def rotate_interleaved(
+    x: Float[Array, "B T N H"], angles: tuple[Float[Array, "B T 1 half"], Float[Array, "B T 1 half"]]
+) -> Float[Array, "B T N H"]:
+    """Rotate neighbours (2j, 2j + 1), and leave all first members in the first half: the same permutation of queries
+    and keys, so no score changes (transformers' ``apply_rotary_pos_emb_interleave``). Dimensions without an angle
+    stay."""
+    turned = x[..., : 2 * angles[0].shape[-1]]
+    paired = jnp.concatenate([turned[..., 0::2], turned[..., 1::2], x[..., turned.shape[-1] :]], axis=-1)
+    return rotate(paired, angles)
+
+
+def layer_norm(
+    x: Float[Array, "*batch D"], scale: Float[Array, "D"], bias: Float[Array, "D"], eps: float
+) -> Float[Array, "*batch D"]:
+    """LayerNorm, in float32 or wider."""
+    wide = x.astype(accumulation_dtype(x.dtype))
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    normed = centred * jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    return (normed * scale + bias).astype(x.dtype)
 
 
 def swiglu(gate: Float[Array, "*batch F"], up: Float[Array, "*batch F"]) -> Float[Array, "*batch F"]:

@@ -1,9 +1,9 @@
 """Recurrent memory that can be rolled back: a state at a known length, and a journal of the newest writes.
 
-A recurrent state cannot forget its tail. So the state that is kept is an old one, of the first ``base`` tokens, and what
-the newest step wrote waits in a journal. The next step learns from the cache's ``length`` how many of those tokens were
-kept, absorbs exactly them, and masks the rest. Rolling back is then the same line as for keys and values: ``length``
-moves, nothing else (vLLM, SGLang and MLX keep snapshots or replay on the spot; see docs/rollback.md).
+A recurrent state cannot forget its tail. So the state that is kept is an old one, of the first ``base`` tokens, and
+what the newest step wrote waits in a journal. The next step learns from the cache's ``length`` how many of those tokens
+were kept, absorbs exactly them, and masks the rest. Rolling back is then the same line as for keys and values:
+``length`` moves, nothing else. It cannot go back past the newest step: what is in ``state`` stays.
 
 Three journals, one protocol, the same states up to rounding:
 

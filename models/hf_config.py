@@ -23,7 +23,7 @@ def rope_from(config: dict[str, Any], head_dim: int) -> Rope:
         ValueError: for a rope type other than default and yarn, or a YaRN block without its factor.
     """
     spec = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(spec.get("rope_theta") or require(config, "rope_theta"))
+    theta = theta_of(config)
     kind = spec.get("rope_type") or spec.get("type") or "default"
     if kind == "default":
         return plain_rope(theta, head_dim)
@@ -42,6 +42,12 @@ def rope_from(config: dict[str, Any], head_dim: int) -> Rope:
         truncate=bool(spec.get("truncate", True)),
         attention_factor=spec.get("attention_factor"),
     )
+
+
+def theta_of(config: dict[str, Any]) -> float:
+    """``rope_theta``, in ``rope_parameters`` or beside it."""
+    spec = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return float(spec.get("rope_theta") or require(config, "rope_theta"))
 
 
 def windows_from(config: dict[str, Any], layers: int) -> tuple[int | None, ...]:
@@ -68,8 +74,12 @@ def windows_from(config: dict[str, Any], layers: int) -> tuple[int | None, ...]:
     return (None,) * layers
 
 
-def rotary_dim(config: dict[str, Any], head_dim: int) -> int:
-    """Dimensions of a head that rotate: ``partial_rotary_factor``, in ``rope_parameters`` or beside it; absent: all."""
+def rotary_dim(config: dict[str, Any], head_dim: int, default: float = 1.0) -> int:
+    """Dimensions of a head that rotate: ``partial_rotary_factor``, in ``rope_parameters`` or beside it.
+
+    Args:
+        default: the family's factor where the config names none.
+    """
     spec = config.get("rope_parameters") or {}
     factor = spec.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    return head_dim if factor is None else int(head_dim * float(factor))
+    return int(head_dim * float(default if factor is None else factor))

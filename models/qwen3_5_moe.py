@@ -62,7 +62,9 @@ class Qwen35MoeConfig:
             raise ValueError(f"config.json: mlp_only_layers {config['mlp_only_layers']}: layers without experts")
         value_heads, key_heads = (int(require(config, f"linear_num_{part}_heads")) for part in ("value", "key"))
         if value_heads % key_heads:
-            raise ValueError(f"config.json: linear_num_value_heads {value_heads} is no multiple of {key_heads} key heads")
+            raise ValueError(
+                f"config.json: linear_num_value_heads {value_heads} is no multiple of {key_heads} key heads"
+            )
         return cls(
             vocab_size=int(require(config, "vocab_size")),
             hidden_size=int(require(config, "hidden_size")),
@@ -165,12 +167,13 @@ class GatedDeltaNet(nn.Module):
             delta.unit(part.reshape(*x.shape[:2], c.linear_key_heads, c.linear_key_dim))
             for part in (mixed[..., :keys], mixed[..., keys : 2 * keys])
         )
+        beta = jax.nn.sigmoid(x @ self._kernel("b", c.linear_value_heads)).astype(wide)
         tokens = delta.Tokens(
             q=q * c.linear_key_dim**-0.5,
             k=k,
             v=mixed[..., 2 * keys :].reshape(*x.shape[:2], *values),
             g=self._log_decay(x).reshape(*x.shape[:2], *values[:2]),
-            beta=jax.nn.sigmoid(x @ self._kernel("b", c.linear_value_heads)).astype(wide).reshape(*x.shape[:2], *values[:2]),
+            beta=beta.reshape(*x.shape[:2], *values[:2]),
         )
         read = delta.gated_delta(state, tokens)
         memory = recurrence.record(memory, length, state, window, rows, tokens, read)

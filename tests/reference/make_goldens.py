@@ -15,6 +15,7 @@ from pathlib import Path
 
 import compare
 import drafters
+import glm
 import gpt_oss
 import mxfp4
 import pairs
@@ -27,6 +28,7 @@ GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
 CASES: dict[str, Callable[[str, Path], None]] = {
     **dict.fromkeys(gpt_oss.GPT_OSS_CASES, gpt_oss.build),
     **dict.fromkeys(qwen3.QWEN3_CASES, qwen3.build),
+    **dict.fromkeys(glm.CASES, glm.build),
     **dict.fromkeys(qwen3_5_moe.CASES, qwen3_5_moe.build),
     **dict.fromkeys(drafters.DRAFTER_CASES, drafters.build),
     **dict.fromkeys(pairs.PAIR_CASES, pairs.build),

@@ -38,11 +38,16 @@ def full_pass(model: nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, torch.
     """
     seen: list[torch.Tensor] = []
     modules = [model.model.embed_tokens, *model.model.layers]
-    hooks = [module.register_forward_hook(lambda _m, _i, output: seen.append(output)) for module in modules]
+    hooks = [module.register_forward_hook(lambda _m, _i, out: seen.append(_hidden(out))) for module in modules]
     logits = model(ids).logits
     for hook in hooks:
         hook.remove()
     return logits, torch.stack(seen)
+
+
+def _hidden(output: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """The residual stream that a layer returns, first of what it returns."""
+    return output if isinstance(output, torch.Tensor) else output[0]
 
 
 def incremental_pass(model: nn.Module, ids: torch.Tensor, chunks: list[int]) -> torch.Tensor:

@@ -69,7 +69,8 @@ CASES = {
         about="one tensor per expert and projection, bfloat16 A_log and gated norm; other sizes",
         seed=42,
         text=Text(batch=3, length=47),
-        sizes=SIZES | {"num_hidden_layers": 4, "linear_num_value_heads": 15, "num_experts": 9, "num_experts_per_tok": 8},
+        sizes=SIZES
+        | {"num_hidden_layers": 4, "linear_num_value_heads": 15, "num_experts": 9, "num_experts_per_tok": 8},
         fused=False,
     ),
 }
@@ -232,7 +233,11 @@ def stored(case: Qwen35Case, tensors: Tensors) -> Tensors:
         else:
             out[name] = tensor
     if case.fused:  # parts of a release that a text model leaves out
-        extra = {"mtp.fc.weight": (4, 8), "mtp.layers.0.mlp.gate.weight": (3, 4), "model.visual.pos_embed.weight": (4, 3)}
+        extra = {
+            "mtp.fc.weight": (4, 8),
+            "mtp.layers.0.mlp.gate.weight": (3, 4),
+            "model.visual.pos_embed.weight": (4, 3),
+        }
         for name, shape in extra.items():
             out[name] = torch.from_numpy(stream(case.seed, name).standard_normal(shape)).to(torch.bfloat16)
     return out

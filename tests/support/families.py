@@ -13,7 +13,11 @@ from dflash_jax import moe
 from dflash_jax.nn import plain_rope, yarn_rope
 from kernels_pallas import mxfp4
 from models import MODELS
+from models.glm4_moe import Glm4MoeConfig
+from models.glm4_moe_lite import Glm4MoeLiteConfig
+from models.glm_moe_dsa import GlmMoeDsaConfig
 from models.gpt_oss import GptOss, GptOssConfig
+from models.mla import Widths
 from models.qwen3 import Qwen3Config
 from models.qwen3_5_moe import Qwen35Moe, Qwen35MoeConfig
 from models.target import FlaxTarget
@@ -68,10 +72,49 @@ QWEN3_5_MOE = Qwen35MoeConfig(
 )
 QWEN3_TIED = Qwen3Config(**{**vars(QWEN3), "windows": (None,) * 4, "tie_word_embeddings": True})
 
+GLM_MIXTURE = dict(
+    intermediate_size=38,
+    dense_layers=1,
+    experts=9,
+    experts_per_token=3,
+    expert_size=20,
+    shared_size=22,
+    groups=3,
+    groups_per_token=2,
+    routed_scale=1.7,
+)
+GLM4_MOE = Glm4MoeConfig(
+    vocab_size=59,
+    hidden_size=28,
+    layers=4,
+    heads=6,
+    kv_heads=2,
+    head_dim=16,
+    qk_norm=True,
+    attention_bias=True,
+    rope=plain_rope(1000.0, 8),
+    **GLM_MIXTURE,
+)
+LATENT = dict(
+    vocab_size=59,
+    hidden_size=28,
+    layers=4,
+    heads=6,
+    widths=Widths(q_lora=24, latent=18, nope=14, rope=8, value=12),
+    attention_bias=False,
+    rope=plain_rope(1000.0, 8),
+    **GLM_MIXTURE,
+)
+GLM4_MOE_LITE = Glm4MoeLiteConfig(interleaved=False, **LATENT)
+GLM_MOE_DSA = GlmMoeDsaConfig(index_heads=32, index_dim=17, index_topk=7, selects=(True, True, False, True), **LATENT)
+
 VARIANTS: dict[str, tuple[str, object, dict]] = {
     "gpt_oss-split": ("gpt_oss", GPT_OSS, {"layout": "split"}),
     "gpt_oss-stacked": ("gpt_oss", GPT_OSS, {"layout": "stacked"}),
     "gpt_oss-packed": ("gpt_oss", GPT_OSS, {"layout": "packed"}),
+    "glm4_moe": ("glm4_moe", GLM4_MOE, {"layout": "split"}),
+    "glm4_moe_lite": ("glm4_moe_lite", GLM4_MOE_LITE, {"layout": "stacked"}),
+    "glm_moe_dsa": ("glm_moe_dsa", GLM_MOE_DSA, {"layout": "split"}),
     "qwen3-tied": ("qwen3", QWEN3_TIED, {}),
     "qwen3-untied": ("qwen3", QWEN3, {}),
     "qwen3_5_moe-solve": ("qwen3_5_moe", QWEN3_5_MOE, {"layout": "split", "method": "solve"}),

@@ -68,7 +68,11 @@ def agree(actual, expected, what: str, tolerance: float = 1e-12) -> None:
 
 def slots_of(cache: Cache) -> list[caches.Slots]:
     """The attention layers' part of a cache."""
-    return [memory for memory in cache.layers if isinstance(memory, caches.Slots)]
+    return [memory for memory in jax.tree.leaves(cache.layers, is_leaf=_is_slots) if _is_slots(memory)]
+
+
+def _is_slots(memory: object) -> bool:
+    return isinstance(memory, caches.Slots)
 
 
 def poisoned(cache: Cache, undo: int, value: float = 1e9) -> Cache:
@@ -96,4 +100,5 @@ def poisoned(cache: Cache, undo: int, value: float = 1e9) -> Cache:
         return memory.replace(rows=fill(memory.rows, before + kept), journal=journal)
 
     kinds = {caches.Slots: spoil, Recurrence: spoil_journal}
-    return cache.replace(layers=tuple(kinds[type(memory)](memory) for memory in cache.layers))
+    spoilt = jax.tree.map(lambda memory: kinds[type(memory)](memory), cache.layers, is_leaf=lambda m: type(m) in kinds)
+    return cache.replace(layers=spoilt)
