@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from checkpoints.errors import raise_if
-from checkpoints.family import Rules
+from checkpoints.family import Family, Rules
 from checkpoints.reader import INDEX, WHOLE
 from checkpoints.registry import DRAFTER_RULES, family_of
 from checkpoints.rules import Assignment, flatten, invert
@@ -29,7 +29,7 @@ MXFP4_CONFIG = {"quant_method": "mxfp4", "modules_to_not_convert": UNPACKED}
 
 
 def export_target(
-    params: Any, config: dict[str, Any], folder: Path | str, experts: str = "mxfp4", *, overwrite: bool = False
+    params: Any, config: dict[str, Any], folder: Path | str, experts: str | None = None, *, overwrite: bool = False
 ) -> None:
     """Write a target.
 
@@ -38,7 +38,8 @@ def export_target(
         config: the ``config.json`` to write (for gpt-oss: :func:`checkpoints.gpt_oss.hf_config` makes one). Its
             ``quantization_config`` follows ``experts``.
         folder: made if need be; other files in it stay.
-        experts: "mxfp4" rounds to the nearest MXFP4 values (exact for values that it can hold), "bfloat16" does not.
+        experts: how the family's experts are stored, None for its first way. For gpt-oss "mxfp4" rounds to the nearest
+            MXFP4 values (exact for values that it can hold), "bfloat16" does not; Qwen3.5 has "fused" and "single".
         overwrite: replace weights that are there already.
 
     Raises:
@@ -47,14 +48,14 @@ def export_target(
     """
     family = family_of(config.get("model_type"))
     config, rules = dict(config), family.rules
-    if family.experts is not None:
-        if experts not in ("mxfp4", "bfloat16"):
-            raise ValueError(f"experts={experts!r} is not known; known: mxfp4, bfloat16")
-        stored = "mxfp4" if experts == "mxfp4" else "plain"
-        rules += family.expert_rules(stored, layout_of(params))
+    if family.stores:
+        option = experts or next(iter(family.stores))
+        if option not in family.stores:
+            raise ValueError(f"experts={option!r} is not known; known: {', '.join(family.stores)}")
+        rules += family.expert_rules(family.stores[option], layout_of(params))
         config.pop("quantization_config", None)
-        config |= {"quantization_config": MXFP4_CONFIG} if stored == "mxfp4" else {}
-    _write(params, config, Path(folder), rules, overwrite)
+        config |= {"quantization_config": MXFP4_CONFIG} if option == "mxfp4" else {}
+    _write(params, config, Path(folder), rules, overwrite, family)
 
 
 def export_drafter(params: Any, config: dict[str, Any], folder: Path | str, *, overwrite: bool = False) -> None:
@@ -66,7 +67,7 @@ def export_drafter(params: Any, config: dict[str, Any], folder: Path | str, *, o
     Raises:
         CheckpointError: the folder holds weights already, or the parameters do not fit the rules.
     """
-    _write(params, config, Path(folder), DRAFTER_RULES, overwrite)
+    _write(params, config, Path(folder), DRAFTER_RULES, overwrite, Family(DRAFTER_RULES))
 
 
 def layout_of(params: Any) -> str:
@@ -77,12 +78,12 @@ def layout_of(params: Any) -> str:
     return "packed" if any(path.endswith("/codes") for path in paths) else "stacked"
 
 
-def _write(params: Any, config: dict[str, Any], folder: Path, rules: Rules, overwrite: bool) -> None:
+def _write(params: Any, config: dict[str, Any], folder: Path, rules: Rules, overwrite: bool, family: Family) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     old = {file.name for file in folder.glob("model*.safetensors")}
     if old and not overwrite:
         raise_if(folder, [f"holds weights already ({', '.join(sorted(old))}); choose another folder or overwrite=True"])
-    tensors = dict(_tensors(params, rules, folder))
+    tensors = dict(_tensors(params, rules, folder, family))
     shards = _shards({name: value.nbytes for name, value in tensors.items()})
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     names = names if len(shards) > 1 else [WHOLE]
@@ -100,12 +101,14 @@ def _write(params: Any, config: dict[str, Any], folder: Path, rules: Rules, over
         (folder / stale).unlink()
 
 
-def _tensors(params: Any, rules: Rules, folder: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor by its name in the file, in bfloat16 or as bytes."""
+def _tensors(params: Any, rules: Rules, folder: Path, family: Family) -> Iterator[tuple[str, np.ndarray]]:
+    """Every tensor by its name in the file, in bfloat16 or float32 or as bytes."""
     leaves = flatten(params)[0]
     for assignment in invert(rules, params, folder):
         for name, value in zip(assignment.names, _inverse(assignment, leaves), strict=True):
-            yield name, value if value.dtype == np.uint8 else value.astype(ml_dtypes.bfloat16)
+            dtype = np.float32 if name.endswith(family.float32) else ml_dtypes.bfloat16
+            own = family.prefix + name.removeprefix("model.") if name.startswith("model.") else name
+            yield own, value if value.dtype == np.uint8 else value.astype(dtype)
 
 
 def _inverse(assignment: Assignment, leaves: dict[str, jax.Array]) -> tuple[np.ndarray, ...]:

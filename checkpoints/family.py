@@ -1,7 +1,7 @@
 """What the loader asks of a family: its rules, and for mixtures how the stored experts become parameters."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
@@ -36,9 +36,16 @@ class Family:
     Attributes:
         rules: of everything but routed experts.
         experts: for mixtures, the choice ``(config, reader, dtype, option) -> Experts``.
-        expert_rules: for mixtures, ``(stored, layout) -> rules``; stored is "mxfp4" or "plain".
+        expert_rules: for mixtures, ``(stored, layout) -> rules``.
+        stores: for mixtures, how experts can be exported: option -> what ``expert_rules`` calls it; the first is the
+            default.
+        prefix: what exported names have in the place of the rules' ``model.``.
+        float32: ends of the names of tensors that are exported in float32; all others are in bfloat16.
     """
 
     rules: Rules
     experts: Callable[[dict[str, Any], Reader, jnp.dtype, str | None], Experts] | None = None
     expert_rules: Callable[[str, str], Rules] | None = None
+    stores: dict[str, str] = field(default_factory=dict)
+    prefix: str = "model."
+    float32: tuple[str, ...] = ()

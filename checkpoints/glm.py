@@ -55,7 +55,13 @@ INDEX: Rules = (
 
 
 def _family(config_type: type, rules: Rules) -> Family:
-    return Family(SHARED + rules, experts=mixture.chooser(config_type), expert_rules=mixture.expert_rules)
+    return Family(
+        SHARED + rules,
+        experts=mixture.chooser(config_type),
+        expert_rules=mixture.expert_rules,
+        stores={"single": "single"},
+        float32=("e_score_correction_bias",),
+    )
 
 
 GLM4_MOE = _family(Glm4MoeConfig, GROUPED)

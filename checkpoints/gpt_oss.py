@@ -150,4 +150,9 @@ def hf_config(
     return written
 
 
-FAMILY = Family(rules=RESIDENT, experts=choose_experts, expert_rules=expert_rules)
+FAMILY = Family(
+    rules=RESIDENT,
+    experts=choose_experts,
+    expert_rules=expert_rules,
+    stores={"mxfp4": "mxfp4", "bfloat16": "plain"},
+)

@@ -37,4 +37,11 @@ RULES: Rules = (
     Skip("*rotary_emb.inv_freq", "rotary frequencies are computed from config.json"),
 )
 
-FAMILY = Family(rules=RULES, experts=mixture.chooser(Qwen35MoeConfig), expert_rules=mixture.expert_rules)
+FAMILY = Family(
+    rules=RULES,
+    experts=mixture.chooser(Qwen35MoeConfig),
+    expert_rules=mixture.expert_rules,
+    stores={"fused": "fused", "single": "single"},
+    prefix="model.language_model.",
+    float32=("linear_attn.A_log", "linear_attn.norm.weight"),
+)

@@ -8,13 +8,14 @@ together, and no tensor is read before the plan is clean.
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from checkpoints import fp8
 from checkpoints.errors import raise_if
 from checkpoints.reader import Reader
 from checkpoints.safetensors_file import Entry
@@ -97,7 +98,7 @@ class Assignment:
 
     def by_expert(self, tensors: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """What a stacked parameter is made of: the tensors of each expert."""
-        count = len(self.rule.names)
+        count = len(tensors) // self.shape[0]
         return [tensors[at : at + count] for at in range(0, len(tensors), count)]
 
 
@@ -184,7 +185,7 @@ def plan(
     found, clashes = _by_canonical_name(reader.entries)
     problems += clashes
     named, used = [], set()
-    for assignment in assignments:
+    for assignment in (_with_scales(assignment, found) for assignment in assignments):
         entries = [found.get(_canonical(name)) for name in assignment.names]
         problems += _check_sources(assignment, entries, tied_hint=head)
         if all(entries):
@@ -195,6 +196,17 @@ def plan(
     raise_if(reader.folder, problems + unexpected)
     place = {name: (str(entry.file), entry.start) for name, entry in reader.entries.items()}
     return Plan(tuple(sorted(named, key=lambda a: place[a.names[0]])), skipped)
+
+
+def _with_scales(assignment: Assignment, found: dict[str, Entry]) -> Assignment:
+    """The assignment with the scales of its FP8 tensors among its tensors, or as it is if it has none."""
+    scales = {name: fp8.scale_of(_canonical(name), found) for name in assignment.names}
+    if not any(scales.values()):
+        return assignment
+    names = tuple(part for name, scale in scales.items() for part in (name, scale) if part)
+    each = tuple(scales.values())[: len(assignment.rule.names)]
+    rule = replace(assignment.rule, transform=fp8.scaled(assignment.rule.transform, each))
+    return replace(assignment, rule=rule, names=names)
 
 
 def _canonical(name: str) -> str:

@@ -4,9 +4,9 @@
     python -m experiments.ablate_rollback --blocks 4 8 --batches 1 4 --json rollback.json
 
 Protocol: one GatedDeltaNet layer's memory (no projections), random tokens in float32. A round resumes at a random count
-of the last block (what was kept of it), hears the next block and records it; rounds run inside one compiled loop with the
-memory updated in place, as in decoding. The methods take turns; medians over ``--repeats``, compile time excluded.
-``rest`` is the same round without any journal: the recurrence alone.
+of the last block (what was kept of it), hears the next block and records it; rounds run inside one compiled loop with
+the memory updated in place, as in decoding. The methods take turns; medians over ``--repeats``, compile time excluded.
+"no journal" is the recurrence alone.
 """
 
 import json

@@ -66,4 +66,4 @@ def test_the_command_prints_a_table_or_json_and_tells_by_its_status(tmp_path, ca
     assert main(tmp_path / "nowhere") == 1
     edit_json(tmp_path / "config.json", model_type="llama")
     assert main(tmp_path) == 1
-    assert "known: gpt_oss, qwen3" in capsys.readouterr().out
+    assert "known: glm4_moe" in capsys.readouterr().out

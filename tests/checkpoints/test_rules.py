@@ -15,7 +15,11 @@ from checkpoints.load import load_drafter, load_target, plan_drafter, plan_targe
 from checkpoints.reader import open_checkpoint
 from checkpoints.rules import MTP_REASON, flatten
 from tests.checkpoints.tiny_checkpoints import (
+    GLM4_MOE_HF,
+    GLM4_MOE_LITE_HF,
+    GLM_MOE_DSA_HF,
     LAYERS,
+    QWEN3_5_MOE_HF,
     VOCABULARY,
     WIDTH,
     bf16,
@@ -24,6 +28,7 @@ from tests.checkpoints.tiny_checkpoints import (
     rewrite,
     write_drafter,
     write_gpt_oss,
+    write_mixture,
     write_qwen3,
 )
 
@@ -35,12 +40,21 @@ FAMILIES = {
     "gpt_oss-bfloat16": lambda folder: write_gpt_oss(folder, "bfloat16"),
     "gpt_oss-tied": lambda folder: write_gpt_oss(folder, tie_word_embeddings=True),
     "gpt_oss-many-experts": lambda folder: write_gpt_oss(folder, experts=19),
+    "glm4_moe": lambda folder: write_mixture(folder, GLM4_MOE_HF),
+    "glm4_moe-air": lambda folder: write_mixture(folder, GLM4_MOE_HF, use_qk_norm=False),
+    "glm4_moe_lite": lambda folder: write_mixture(folder, GLM4_MOE_LITE_HF),
+    "glm_moe_dsa": lambda folder: write_mixture(folder, GLM_MOE_DSA_HF),
+    "qwen3_5_moe-fused": lambda folder: write_mixture(folder, QWEN3_5_MOE_HF, "fused"),
+    "qwen3_5_moe-single": lambda folder: write_mixture(folder, QWEN3_5_MOE_HF),
     "qwen3": write_qwen3,
     "qwen3-tied": lambda folder: write_qwen3(folder, tie_word_embeddings=True),
     "drafter": write_drafter,
     "drafter-biases": lambda folder: write_drafter(folder, attention_bias=True),
 }
 
+
+STORED = {"gpt_oss-bfloat16": "bfloat16", "qwen3_5_moe-single": "single"}
+"""Families that are not stored in their first way."""
 
 DRAFTERS = ("drafter", "drafter-biases")
 
@@ -90,7 +104,7 @@ def test_law_round_trip(tmp_path, name):
     assert equal(loaded, params)
     config = json.loads((tmp_path / "first" / "config.json").read_text())
     write = export.export_drafter if name in DRAFTERS else export.export_target
-    more = {"experts": "bfloat16"} if name == "gpt_oss-bfloat16" else {}
+    more = {"experts": STORED[name]} if name in STORED else {}
     write(loaded, config, tmp_path / "second", **more)
     first, second = open_checkpoint(tmp_path / "first"), open_checkpoint(tmp_path / "second")
     assert list(first) == list(second)
@@ -141,7 +155,7 @@ def test_names_are_found_with_and_without_prefix(tmp_path):
 def test_unknown_names_list_the_known_ones(tmp_path):
     write_qwen3(tmp_path)
     edit_json(tmp_path / "config.json", model_type="llama")
-    with pytest.raises(ValueError, match=r"'llama' is not known; known: gpt_oss, qwen3"):
+    with pytest.raises(ValueError, match=r"'llama' is not known; known: glm4_moe, .*gpt_oss, qwen3"):
         load_target(tmp_path)
 
 

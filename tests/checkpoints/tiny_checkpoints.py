@@ -12,11 +12,13 @@ import ml_dtypes
 import numpy as np
 
 from checkpoints import dflash, export, gpt_oss
+from checkpoints.config import text_config
 from checkpoints.reader import open_checkpoint
 from checkpoints.rules import path_of
 from checkpoints.safetensors_file import write_file
 from dflash_jax.nn import plain_rope, yarn_rope
 from kernels_pallas import mxfp4
+from models import MODELS
 from models.dflash import DFlash, DFlashConfig, DFlashDrafter
 from models.gpt_oss import GptOss, GptOssConfig
 from models.qwen3 import Qwen3, Qwen3Config
@@ -61,6 +63,68 @@ QWEN3_HF = {
 }
 
 
+QWEN3_5_MOE_HF = {
+    "model_type": "qwen3_5_moe",
+    "text_config": {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "hidden_size": WIDTH,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 20,
+        "linear_num_key_heads": 3,
+        "linear_num_value_heads": 9,
+        "linear_key_head_dim": 14,
+        "linear_value_head_dim": 18,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 7,
+        "num_experts_per_tok": 5,
+        "moe_intermediate_size": 30,
+        "shared_expert_intermediate_size": 34,
+        "vocab_size": VOCABULARY,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        "tie_word_embeddings": False,
+    },
+}
+GLM_HF = {
+    "num_hidden_layers": 4,
+    "hidden_size": WIDTH,
+    "intermediate_size": 52,
+    "vocab_size": VOCABULARY,
+    "n_routed_experts": 7,
+    "num_experts_per_tok": 5,
+    "moe_intermediate_size": 30,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": False,
+}
+GLM4_MOE_HF = GLM_HF | {
+    "model_type": "glm4_moe",
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 20,
+    "use_qk_norm": True,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+}
+LATENT_HF = {
+    "num_attention_heads": 6,
+    "q_lora_rank": 44,
+    "kv_lora_rank": 36,
+    "qk_nope_head_dim": 18,
+    "qk_rope_head_dim": 12,
+    "v_head_dim": 22,
+}
+GLM4_MOE_LITE_HF = GLM_HF | LATENT_HF | {"model_type": "glm4_moe_lite", "attention_bias": True}
+GLM_MOE_DSA_HF = (
+    GLM_HF
+    | LATENT_HF
+    | {"model_type": "glm_moe_dsa", "index_n_heads": 8, "index_head_dim": 26, "index_topk": 16}
+    | {"indexer_types": ["full", "shared", "full", "shared"]}
+)
+
+
 def drafter_config(**sizes: Any) -> DFlashConfig:
     """Two layers, one of them sliding, on two taps."""
     small = dict(
@@ -83,13 +147,13 @@ def decode_by_table(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return (values * np.exp2(scales.astype(np.float64) - 127)[..., None]).reshape(*codes.shape[:-1], -1)
 
 
-def released_values(abstract: Any) -> Any:
-    """Random parameters of given shapes that the release can hold: experts on the MXFP4 grid, the rest in bfloat16."""
+def released_values(abstract: Any, grid: bool = True) -> Any:
+    """Random parameters of given shapes that a release can hold: in bfloat16, experts on the MXFP4 ``grid``."""
 
     def draw(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         name = path_of(path)
         value = 0.3 * np.random.default_rng(zlib.crc32(name.encode())).standard_normal(leaf.shape, np.float32)
-        if "experts" in name and "bias" not in name:
+        if grid and "experts" in name and "bias" not in name:
             packed = mxfp4.pack(value.T)
             return jnp.asarray(decode_by_table(packed.codes, packed.scales).astype(np.float32).T)
         return jnp.asarray(value.astype(ml_dtypes.bfloat16).astype(np.float32))
@@ -112,6 +176,16 @@ def write_qwen3(folder: Path, **keys: Any) -> tuple[FlaxTarget, Any]:
     target = FlaxTarget(Qwen3(Qwen3Config.from_hf(config), dtype=FLOAT32))
     params = released_values(target.abstract_params())
     export.export_target(params, config, folder)
+    return target, params
+
+
+def write_mixture(folder: Path, config: dict[str, Any], stored: str = "single", **keys: Any) -> tuple[FlaxTarget, Any]:
+    """A checkpoint of a family whose experts are plain matrices."""
+    config = config | keys
+    config_type, module_type = MODELS[config["model_type"]]
+    target = FlaxTarget(module_type(config_type.from_hf(text_config(config)), dtype=FLOAT32))
+    params = released_values(target.abstract_params(), grid=False)
+    export.export_target(params, config, folder, stored)
     return target, params
 
 

@@ -18,14 +18,26 @@ SIZES = (
     "intermediate_size",
     "experts",
     "experts_per_token",
+    "expert_size",
+    "shared_size",
+    "linear_key_heads",
+    "linear_value_heads",
+    "linear_key_dim",
+    "linear_value_dim",
+    "conv_taps",
+    "index_heads",
+    "index_dim",
+    "index_topk",
 )
 
 
 def dimensions(config) -> list[int]:
     """Every size that an axis of a parameter or of an activation may have."""
     known = dataclasses.asdict(config)
-    projected = [config.heads * config.head_dim, config.kv_heads * config.head_dim]
-    return [known[name] for name in SIZES if name in known] + projected
+    sizes = [known[name] for name in SIZES if name in known]
+    if "widths" in known:
+        return [*sizes, *known["widths"]]
+    return [*sizes, config.heads * config.head_dim, config.kv_heads * config.head_dim]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
