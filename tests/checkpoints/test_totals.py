@@ -10,7 +10,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from checkpoints import gpt_oss
+from checkpoints import gpt_oss, mixture
+from checkpoints.config import text_config
 from checkpoints.registry import DRAFTER_RULES, RULES
 from checkpoints.rules import assign, flatten
 from dflash_jax.moe import LAYOUTS
@@ -32,11 +33,29 @@ PARAMETERS = {
     "Qwen3-4B": 4_022_468_096,
 }
 
+MIXTURES = {
+    "GLM-4.5-Air": 106_852_251_264,
+    "GLM-4.6": 352_797_829_024,
+    "GLM-4.7-Flash": 29_943_393_920,
+    "GLM-5.1": 743_911_218_432,
+    "GLM-5.2": 743_377_019_904,
+    "Qwen3.5-35B-A3B": 34_660_610_688,
+    "Qwen3.5-122B-A10B": 122_111_526_912,
+    "Qwen3.5-397B-A17B": 396_346_350_336,
+}
+"""Parameters of the text networks without the multi-token head."""
+
+WITH_MTP = {"GLM-4.7-Flash": 31_221_488_576, "GLM-5.1": 753_864_139_008}
+"""Parameters of the whole releases; 4.7-Flash repeats embedding and head in its MTP layer, 5.1 does not."""
+
+QWEN_BYTES = {"F32": 71_903_655_008, "BF16": 71_903_645_408}
+"""``total_size`` of Qwen3.5-35B-A3B and of Qwen3.6-35B-A3B: the same network, but for the dtype of A_log and norm."""
+
 PUBLISHED_BILLIONS = {"Qwen3-8B-DFlash-b16": 1.049, "gpt-oss-20b-DFlash": 0.785}
 
 
 def config_of(name: str) -> dict:
-    config = dict(PUBLISHED[name])
+    config = text_config(dict(PUBLISHED[name]))
     if config["model_type"] == "gpt_oss" and "DFlash" not in name:
         config["layer_types"] = ["sliding_attention", "full_attention"] * (config["num_hidden_layers"] // 2)
     return config
@@ -145,3 +164,64 @@ def test_drafter_parameters_and_tensors_of_the_release(name, tensors):
     assert round(values(shapes) / 1e9, 3) == PUBLISHED_BILLIONS[name]
     assert files["fc.weight"] == ((width, taps * width), "BF16")
     assert not [tensor for tensor in files if "embed" in tensor or "lm_head" in tensor]
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_have_the_parameters_of_the_release(name):
+    assert values(shapes_of(name, layout="stacked")) == MIXTURES[name]
+
+
+def mtp_values(name: str, shapes: dict[str, tuple[int, ...]]) -> int:
+    """A multi-token head: one more layer like the last, a projection of two streams into one, three norms."""
+    config = config_of(name)
+    last, width = config["num_hidden_layers"] - 1, config["hidden_size"]
+    layer = {path: shape for path, shape in shapes.items() if f"_{last}/" in path or path.endswith(f"_{last}")}
+    return values(layer) + 2 * width**2 + 3 * width
+
+
+@pytest.mark.parametrize("name", WITH_MTP)
+def test_glm_parameters_of_the_release_with_its_mtp_layer(name):
+    shapes = shapes_of(name, layout="stacked")
+    copies = 2 * math.prod(shapes["embed"]) if name == "GLM-4.7-Flash" else 0
+    assert values(shapes) + mtp_values(name, shapes) + copies == WITH_MTP[name]
+
+
+def vision_values(width: int = 1152, inner: int = 4304, depth: int = 27, out: int = 2048) -> int:
+    """Qwen3.5's vision tower (config key ``vision_config``): patches, positions, blocks, and the merger of 2 x 2."""
+    patches = 3 * 2 * 16 * 16 * width + width + 2304 * width
+    block = 4 * width + 4 * width**2 + 4 * width + 2 * width * inner + inner + width
+    merged = 4 * width
+    return patches + depth * block + 2 * width + merged**2 + merged + merged * out + out
+
+
+@pytest.mark.parametrize("stored", QWEN_BYTES)
+def test_qwen3_5_bytes_of_the_release(stored):
+    """The text network, the multi-token head and the vision tower, to the byte."""
+    shapes = shapes_of("Qwen3.5-35B-A3B", layout="stacked")
+    total = 2 * (values(shapes) + mtp_values("Qwen3.5-35B-A3B", shapes) + vision_values())
+    wide = {
+        path: shape for path, shape in shapes.items() if path.startswith("delta_") and path.endswith(("A_log", "/norm"))
+    }
+    assert total + (2 * values(wide) if stored == "F32" else 0) == QWEN_BYTES[stored]
+
+
+def test_qwen3_5_tensors_of_the_release():
+    """1,811 tensors: 333 of the vision tower, 785 of the multi-token head, the rest of the text network."""
+    shapes = shapes_of("Qwen3.5-35B-A3B", layout="stacked")
+    files = files_of("Qwen3.5-35B-A3B", RULES["qwen3_5_moe"].rules + mixture.expert_rules("fused", "stacked"), shapes)
+    assert len(files) == 1811 - 333 - 785
+    assert files["model.layers.0.mlp.experts.gate_up_proj"] == ((256, 1024, 2048), "BF16")
+    assert files["model.layers.0.linear_attn.in_proj_qkv.weight"] == ((8192, 2048), "BF16")
+    assert files["model.layers.0.linear_attn.conv1d.weight"] == ((8192, 1, 4), "BF16")
+    assert files["model.layers.3.self_attn.q_proj.weight"] == ((8192, 2048), "BF16")
+
+
+def test_glm_tensors_of_the_release():
+    """GLM-4.7-Flash has 9,703 tensors: 47 layers, one MTP layer with six tensors more, embedding, norm and head."""
+    shapes = shapes_of("GLM-4.7-Flash", layout="stacked")
+    rules = RULES["glm4_moe_lite"].rules + mixture.expert_rules("single", "stacked")
+    files = files_of("GLM-4.7-Flash", rules, shapes)
+    layer = [name for name in files if name.startswith("model.layers.46.")]
+    assert len(files) + len(layer) + 6 == 9703
+    assert files["model.layers.0.self_attn.kv_a_proj_with_mqa.weight"] == ((576, 2048), "BF16")
+    assert files["model.layers.1.mlp.experts.63.down_proj.weight"] == ((2048, 1536), "BF16")
