@@ -92,7 +92,7 @@ def mix_experts(
     """
     count = len(experts) if isinstance(experts, tuple) else jax.tree.leaves(experts)[0].shape[0]
     one_hot = jax.nn.one_hot(chosen, count, dtype=weights.dtype)
-    share = jnp.einsum("TKE,TK->TE", one_hot, weights).astype(x.dtype)
+    share = jnp.einsum("TKE,TK->TE", one_hot, weights)
     used = one_hot.sum((0, 1)) > 0
     if not isinstance(experts, tuple):
         return _loop_over_used(x, share, used, experts, mlp)
@@ -106,7 +106,7 @@ def _all_experts(x, share, experts, mlp):
     also the differentiable form."""
     total = jnp.zeros_like(x)
     for index, expert in enumerate(experts):
-        total = total + share[:, index, None] * mlp(x, expert)
+        total = total + _weighed(share[:, index], mlp(x, expert))
     return total
 
 
@@ -114,9 +114,14 @@ def _used_experts(x, share, used, experts, mlp):
     """One conditional per expert."""
     total = jnp.zeros_like(x)
     for index, expert in enumerate(experts):
-        visit = lambda total, expert, index=index: total + share[:, index, None] * mlp(x, expert)  # noqa: E731
+        visit = lambda total, expert, index=index: total + _weighed(share[:, index], mlp(x, expert))  # noqa: E731
         total = jax.lax.cond(used[index], visit, lambda total, expert: total, total, expert)
     return total
+
+
+def _weighed(share: Float[Array, "T"], out: Float[Array, "T D"]) -> Float[Array, "T D"]:
+    """The product in the wider dtype of the two (GLM's weights are float32), then in that of ``out``."""
+    return (share[:, None] * out).astype(out.dtype)
 
 
 def _loop_over_used(x, share, used, experts, mlp):
@@ -126,7 +131,7 @@ def _loop_over_used(x, share, used, experts, mlp):
     def visit(i, total):
         index = order[i]
         expert = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), experts)
-        return total + jnp.take(share, index, axis=1)[:, None] * mlp(x, expert)
+        return total + _weighed(jnp.take(share, index, axis=1), mlp(x, expert))
 
     return jax.lax.fori_loop(0, used.sum(), visit, jnp.zeros_like(x))
 
