@@ -1,11 +1,9 @@
 """Tiny GLM checkpoints: grouped-query attention (4.5 to 4.7), latent attention (4.7-Flash), sparse latent (5.x)."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from observe import Text, observe
@@ -23,6 +21,7 @@ from weights import (
     write_checkpoint,
     write_golden,
 )
+from wide import wide
 
 
 @dataclass(frozen=True)
@@ -292,21 +291,6 @@ def write_and_load(case: GlmCase, folder: Path) -> torch.nn.Module:
         own[f"{stem}.mlp.experts.down_proj"] = torch.stack([p["down_proj"] for _, p in sorted(parts.items())])
     model.load_state_dict(own, strict=True)
     return model.eval()
-
-
-class Wide:
-    """torch, whose float32 is float64."""
-
-    def __getattr__(self, name: str) -> Any:
-        return torch.float64 if name in ("float32", "float") else getattr(torch, name)
-
-
-@contextlib.contextmanager
-def wide(model: torch.nn.Module) -> Iterator[None]:
-    """The model's own casts to float32 (norms, router, index, softmax) become casts to float64."""
-    module = __import__(type(model).__module__, fromlist=["torch"])
-    with mock.patch.object(module, "torch", Wide()), mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
-        yield
 
 
 @torch.inference_mode()

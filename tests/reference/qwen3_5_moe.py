@@ -1,16 +1,11 @@
 """Tiny Qwen3.5-MoE checkpoints: the fused layout of the bfloat16 releases, and one tensor per expert."""
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import torch
 from observe import Text, observe
 from transformers import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
-from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 from weights import (
     TOLERANCE,
     Config,
@@ -23,6 +18,7 @@ from weights import (
     write_checkpoint,
     write_golden,
 )
+from wide import wide
 
 PREFIX = "model.language_model."
 
@@ -255,23 +251,6 @@ def write_and_load(case: Qwen35Case, folder: Path) -> Qwen3_5MoeForCausalLM:
     return model.eval()
 
 
-class Wide:
-    """torch, whose float32 is float64."""
-
-    def __getattr__(self, name: str) -> Any:
-        return torch.float64 if name in ("float32", "float") else getattr(torch, name)
-
-
-@contextlib.contextmanager
-def wide() -> Iterator[None]:
-    """The model's own casts to float32 (norms, router, delta rule) become casts to float64."""
-    with (
-        mock.patch.object(modeling_qwen3_5_moe, "torch", Wide()),
-        mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
-    ):
-        yield
-
-
 @torch.inference_mode()
 def build(name: str, folder: Path) -> None:
     """Write one case."""
@@ -280,7 +259,7 @@ def build(name: str, folder: Path) -> None:
     check_distinct(dims)
     model = write_and_load(case, folder)
     routers = [layer.mlp.gate for layer in model.model.layers]
-    with wide():
+    with wide(model):
         expected, observed = observe(model, case.text, case.seed, routers=routers)
     details = {"family": "qwen3_5_moe", "dims": dims, "text": case.text.described(), "observed": observed}
     write_golden(folder, "target", case.about, expected, TOLERANCE, **details)
