@@ -50,6 +50,8 @@ class Args:
     """of weights and caches"""
     experts: Annotated[Format | None, _option("{packed,bfloat16,float32}", "default: decoded if small")] = None
     """how routed experts are held; packed keeps MXFP4"""
+    threads: Annotated[int | None, _option("N", "default: all; of the shipped pair 1")] = None
+    """CPU threads to compute on, for both sides"""
     stream: Switch = False
     """first show the text as it comes: accepted drafts green, the target's own tokens plain"""
     stop: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT")] = ()

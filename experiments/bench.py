@@ -31,12 +31,13 @@ from dflash_jax.generate import LARGEST_BLOCK
 from experiments import prompts as prompt_files
 from experiments.arguments import Split
 from experiments.benchmark.contest import PLAIN, RATIOS, SPEC, Contest, Entry, closing, entry, median_rate, opening
-from experiments.benchmark.pipe import Refused, ask_all, available_cpus
+from experiments.benchmark.pipe import Refused, ask_all
 from experiments.benchmark.report import Result, spread, write_json
 from experiments.benchmark.stage import LLAMA, PEERS, Stage, start_llama, start_ours, start_peers
 from experiments.benchmark.tables import show
 from experiments.pair import PAIRS, load_tokenizer, locate
 from experiments.progress import Waiting
+from experiments.threads import available_cpus
 
 PROBE_TOKENS = 120
 """Tokens of the runs that are probed: with a prompt of 96 they stay within the smallest capacity."""

@@ -19,7 +19,10 @@ PAIRS = Path(checkpoints.__file__).parent / "pairs"
 
 DRAFT_SUFFIX = "-dflash"
 FASTEST_BLOCK = {"tiny-gpt-oss": 6}
-"""The default block size of a shipped pair: the fastest on two CPU cores, where the one trained for is larger."""
+"""The default block size of a shipped pair: the fastest on a CPU, where the one trained for is larger."""
+
+FASTEST_THREADS = {"tiny-gpt-oss": 1}
+"""The default threads of a shipped pair on a CPU: its matrices are too small for two, with and without a drafter."""
 
 
 @dataclass(frozen=True)

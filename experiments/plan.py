@@ -7,21 +7,23 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from experiments.arguments import SHIPPED, Args
-from experiments.pair import FASTEST_BLOCK, PAIRS, Folders, inspect, load_tokenizer, locate
+from experiments.pair import FASTEST_BLOCK, FASTEST_THREADS, PAIRS, Folders, inspect, load_tokenizer, locate
 from experiments.prompts import Row, batches, encode, of_split, read_rows
+from experiments.threads import first_cpus
 
 FEWEST_REPEATS = 3
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run to be made. ``known``: how many prompts there were to choose ``rows`` from."""
+    """A run to be made. ``known``: how many prompts there were to choose ``rows`` from; ``cpus``: those to run on."""
 
     folders: Folders
     tokenizer: Tokenizer
     rows: Sequence[Row]
     batches: list[list[list[int]]]
     known: int
+    cpus: list[int]
 
     @property
     def longest(self) -> int:
@@ -57,7 +59,8 @@ def prepare(args: Args) -> Plan:
     if args.batch > len(chosen):
         raise ValueError(f"--batch {args.batch}: there are {len(chosen)} prompts (--max-samples {args.max_samples})")
     prompts = encode(chosen, tokenizer, folders.context_limit)
-    return Plan(folders, tokenizer, chosen, batches(prompts, args.batch), len(rows))
+    cpus = first_cpus(FASTEST_THREADS.get(pair) if args.threads is None else args.threads)
+    return Plan(folders, tokenizer, chosen, batches(prompts, args.batch), len(rows), cpus)
 
 
 def _block_size(args: Args) -> int | None:

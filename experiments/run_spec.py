@@ -12,7 +12,9 @@ Greedy decoding. Text goes to the model as it is, without a chat template. Plain
 one process; compilation is reported apart, and programs are kept in $DFLASH_JAX_CACHE/xla (~/.cache/dflash_jax/xla).
 """
 
+import contextlib
 import sys
+from collections.abc import Iterator
 
 import tyro
 from rich.console import Console
@@ -28,6 +30,7 @@ from experiments.progress import Waiting
 from experiments.report import Compiled, Report, write_json
 from experiments.streaming import DIM, GREEN, PLAIN, pieces, shown, stream_tokens, until
 from experiments.summary import lines, warnings
+from experiments.threads import pinned
 
 
 def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting) -> Report:
@@ -120,16 +123,24 @@ def main(args: Args) -> Report:
     """Parse -> prepare -> load -> measure -> publish."""
     use_compilation_cache()
     waiting = Waiting(args.quiet)
-    try:
+    with _refusals():
         plan = prepare(args)
-        with waiting.on(f"loading {' + '.join(plan.folders.names)}"):
+    with pinned(plan.cpus):
+        with _refusals(), waiting.on(f"loading {' + '.join(plan.folders.names)}"):
             pair = load_pair(plan.folders, plan.tokenizer, dtype=args.dtype, experts=args.experts)
+        report = measure(args, plan, pair, waiting)
+    publish(args, report)
+    return report
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """What is wrong with the arguments or the folders is one line, and exit status 2."""
+    try:
+        yield
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    report = measure(args, plan, pair, waiting)
-    publish(args, report)
-    return report
 
 
 if __name__ == "__main__":

@@ -60,6 +60,10 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "reproduce", report.command
 
 
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
+
+
 def _head(report: Report) -> Iterator[tuple[str, str]]:
     machine, spec, compiled = report.machine, report.speculative, report.compiled
     conditions = spec.conditions
@@ -70,7 +74,7 @@ def _head(report: Report) -> Iterator[tuple[str, str]]:
         f"rule {report.pair.rule} ({'lossless' if report.pair.lossless else 'lossy'})   {conditions.dtype}{experts}",
     )
     note = ": running on CPU, speeds are not comparable with an accelerator's" if machine.is_cpu else ""
-    yield "device", f"{machine.device}, {machine.threads} threads, jax {machine.versions['jax']}{note}"
+    yield "device", f"{machine.device}, {_threads(machine.threads)}, jax {machine.versions['jax']}{note}"
     yield (
         "compile",
         f"{compiled.seconds:.1f} s ({compiled.programs} programs, {compiled.hits} from cache)   "

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmark.pipe import Refused, pinned
+from experiments.benchmark.pipe import Refused
+from experiments.threads import pinned
 
 START_S = 120.0
 ANSWER_S = 600.0

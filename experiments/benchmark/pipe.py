@@ -12,8 +12,10 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from experiments.threads import pinned
 
 PATIENCE_S = 1200.0
 """Longest wait for one answer."""
@@ -43,27 +45,6 @@ def serve(commands: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
-
-
-def available_cpus() -> list[int]:
-    """The CPUs this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
-@contextlib.contextmanager
-def pinned(cpus: Sequence[int]) -> Iterator[None]:
-    """Processes started meanwhile inherit these CPUs. Does nothing where the system cannot pin."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cpus)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 class Child:

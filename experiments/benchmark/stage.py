@@ -9,7 +9,8 @@ from typing import Any
 
 from experiments.benchmark.contest import PLAIN, RATIOS, SPEC
 from experiments.benchmark.llamacpp import LlamaServer
-from experiments.benchmark.pipe import Child, Refused, available_cpus
+from experiments.benchmark.pipe import Child, Refused
+from experiments.threads import available_cpus
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ("transformers", "transformers_dflash", "zlab_dflash")

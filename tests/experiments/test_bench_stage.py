@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from experiments.benchmark.llamacpp import LlamaServer
-from experiments.benchmark.pipe import Child, Refused, ask_all, available_cpus
+from experiments.benchmark.pipe import Child, Refused, ask_all
 from experiments.benchmark.stage import Stage, start_llama, start_peers
+from experiments.threads import available_cpus
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -56,6 +56,8 @@ REFUSALS = {
     "no drafts": (dict(num_speculative_tokens=0), ["--block-size 1"]),
     "two block sizes": (dict(block_size=8, num_speculative_tokens=8), ["7 drafts", "is 8", "give one"]),
     "batch": (dict(batch=3), ["--batch 3", "there are 2 prompts", "--max-samples 2"]),
+    "no threads": (dict(threads=0), ["--threads 0: this process may use 1 to"]),
+    "too many threads": (dict(threads=4096), ["--threads 4096: this process may use 1 to"]),
     "no batch": (dict(batch=0), ["--batch 0: at least 1"]),
     "empty prompt": (dict(prompt=""), ["--prompt is empty"]),
     "two kinds of prompt": (dict(prompt="x", split="stdlib"), ["leave out --prompts and --split"]),
