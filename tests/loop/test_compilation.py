@@ -118,7 +118,8 @@ class TestTheProgramOfTheRounds:
     def test_it_copies_no_cache(self, program: str) -> None:
         """No copy has the shape of a cache of the target or of the drafter."""
         chosen, (drafter, _) = family(NAME), tiny_drafter("mixed", NAME)
-        slots = (*chosen.target.init_cache(4, 256, 128).layers, *drafter.init_cache(4, 256, 128).layers)
+        size = (4, 256, generate.CHUNKS[-1] + 1)
+        slots = (*chosen.target.init_cache(*size).layers, *drafter.init_cache(*size).layers)
         shapes = {",".join(map(str, s.k.shape)) for s in slots}
         assert len(shapes) == 4, "windowed and full, target and drafter"
         assert all(f"f64[{shape}]" in program for shape in shapes)
