@@ -38,7 +38,7 @@ class Args:
     """only rows of this split; of the shipped held-out prompts, modeling is the easiest and stdlib the least alike"""
     max_samples: int = 8
     """most prompts to take, from the top"""
-    block_size: Annotated[int | None, _option("P", "default: as trained; of the shipped pair 6")] = None
+    block_size: Annotated[int | None, _option("P", "default: as trained; of the shipped pair 5")] = None
     """tokens per verification: the anchor and P-1 drafts"""
     num_speculative_tokens: Annotated[int | None, _option("P-1", "default: as trained")] = None
     """the same, counted in drafts"""

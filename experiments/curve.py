@@ -20,7 +20,9 @@ def plot_curve(log: Path, image: Path, *, x: str, lines: dict[str, str]) -> None
     rows_of_panels = -(-len(lines) // columns)
     size = (5 * columns, 3.3 * rows_of_panels)
     figure, panels = plt.subplots(rows_of_panels, columns, figsize=size, squeeze=False, layout="constrained")
-    for panel, (name, label) in zip(panels.flat, lines.items(), strict=True):
+    for panel in panels.flat[len(lines) :]:
+        panel.set_visible(False)
+    for panel, (name, label) in zip(panels.flat, lines.items(), strict=False):
         panel.plot([row[x] for row in points], [row[name] for row in points], marker="o", markersize=3)
         panel.set_xlabel(x)
         panel.set_ylabel(label)

@@ -137,7 +137,7 @@ def _time(report: Report) -> Iterator[tuple[str, str]]:
     costs = report.costs
     if costs is None:
         return
-    draft, verify = costs.draft_s / report.round_s, costs.verify_s / report.round_s
+    draft, verify = (seconds / _whole(report) for seconds in (costs.draft_s, costs.verify_s))
     yield (
         "where time goes",
         f"draft {draft:.0%}   verify {verify:.0%}   accept and rest {_rest(1 - draft - verify, '.0%')}   of a round "
@@ -150,9 +150,15 @@ def _time(report: Report) -> Iterator[tuple[str, str]]:
     )
 
 
+def _whole(report: Report) -> float:
+    """Seconds of a round, or of its parts: timed apart they may cost more than inside it, and are then shares of their
+    own sum."""
+    return max(report.round_s, report.costs.draft_s + report.costs.verify_s)
+
+
 def _rest(value: float, form: str) -> str:
-    """What the parts leave of a round. Timed apart they may cost more than inside it: then it is below the noise."""
-    return format(value, form) if value > 0 else "below noise"
+    """What the parts leave of a round."""
+    return format(value, form) if value > 1e-9 else "below noise"
 
 
 def _experts(report: Report) -> Iterator[tuple[str, str]]:
@@ -185,7 +191,7 @@ def why_not_faster(report: Report) -> str | None:
     if report.speedup is None or report.costs is None:
         return None
     total, costs = report.break_even, report.costs
-    verify, draft = (total * seconds / report.round_s for seconds in (costs.verify_s, costs.draft_s))
+    verify, draft = (total * seconds / _whole(report) for seconds in (costs.verify_s, costs.draft_s))
     text = (
         f"a round costs {total:.2f} plain steps (verify {verify:.2f}, draft {draft:.2f}, rest "
         f"{_rest(total - verify - draft, '.2f')}) and delivers {report.speculative.bound:.2f} tokens"

@@ -57,13 +57,13 @@ class Args:
     """greedy tokens per continuation"""
     generate_batch: int = 64
     """prompts continued side by side"""
-    taps: tuple[int, ...] = (1, 4, 6)
+    taps: tuple[int, ...] = (2, 6, 10)
     """target layers whose outputs the drafter sees (0-based)"""
     layers: int = 2
     intermediate_size: int = 384
     block_size: int = 8
     """anchor and drafts"""
-    updates: int = 2500
+    updates: int = 3000
     """optimiser updates in all"""
     batch: int = 8
     """texts per update"""
@@ -73,7 +73,7 @@ class Args:
     """weights of a block's rows: exponential decay (gamma 4), or D-PACE"""
     learning_rate: float = 1e-2
     """peak; the RMS of an update of a matrix is 0.2 of it"""
-    save_every: int = 200
+    save_every: int = 250
     """updates between checkpoints and log lines"""
     seed: int = 0
 

@@ -92,6 +92,13 @@ def test_every_figure_of_a_run_made_by_hand():
     assert warnings(made) == []
 
 
+def test_parts_that_cost_more_apart_are_shares_of_their_sum():
+    made = report(costs=StepCosts(20, 8, step_s=0.1, verify_s=0.3, draft_s=0.1, ratio=3.0))
+    wanted = "draft 25%   verify 75%   accept and rest below noise   of a round of 250.0 ms"
+    assert line(made, "where time goes") == wanted
+    assert "(verify 1.50, draft 0.50, rest below noise)" in line(made, "why not faster?")
+
+
 def test_speedup_is_bound_over_break_even():
     made = report()
     assert made.speedup[0] == pytest.approx(made.speculative.bound / made.break_even)
