@@ -36,7 +36,7 @@ DEFINITIONS = {
     "where time goes": """
         Draft (the proposal, and taking in the features of a round) and verify (target, head and argmax over a block),
         each a program of its own timed half-way through the text, as shares of a round of the loop. Accept and rest is
-        what is left; the parts timed apart may cost more than inside the loop, and are then shares of their own sum.""",
+        what is left; the parts timed apart may cost more than inside the loop, and then are shares of their sum.""",
     "verify": "Time of a target step of the block's width / of width 1: median over turns that alternate.",
     "experts": """
         Distinct experts per mixture layer that the tokens of one round chose, mean over rounds and layers; for a plain
