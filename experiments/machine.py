@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from dflash_jax.generate import bucket
+from dflash_jax.generate import bucket, undo_of
 from experiments.pair import Pair, expert_leaves
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy")
@@ -62,7 +62,7 @@ def describe() -> Machine:
 
 def measure_memory(pair: Pair, batch: int, tokens: int) -> Memory:
     """Memory of a loaded pair and of the caches of ``batch`` rows that grow to ``tokens`` tokens."""
-    capacity, undo = bucket(tokens + pair.drafter.block_size), 128
+    capacity, undo = bucket(tokens + pair.drafter.block_size), undo_of(pair.drafter.block_size)
     caches = [
         jax.eval_shape(lambda network=network: network.init_cache(batch, capacity, undo))
         for network in (pair.target, pair.drafter)

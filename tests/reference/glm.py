@@ -237,7 +237,7 @@ def specs_of(case: GlmCase) -> dict[str, Spec]:
         c[name] for name in ("hidden_size", "vocab_size", "num_hidden_layers", "moe_intermediate_size")
     )
     specs = {
-        "model.embed_tokens.weight": Spec((vocab, width), 1.0),
+        "model.embed_tokens.weight": Spec((vocab, width), 3.0),
         "model.norm.weight": norm(width),
         "lm_head.weight": matrix(vocab, width, fan_in=width, gain=2.0),
     }
