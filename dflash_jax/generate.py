@@ -229,8 +229,8 @@ def collect(state: SpecState, ttft_s: float, decode_s: float) -> Generation:
 
 
 def undo_of(block_size: int) -> int:
-    """The longest step that caches are built for, and one more: a ring of an odd number of slots made scores 1.8 times as
-    slow on a CPU."""
+    """The longest step that caches are built for, and one more: a ring of an odd number of slots made scores 1.8 times
+    as slow on a CPU."""
     return max(CHUNKS[-1], block_size) + 1
 
 
