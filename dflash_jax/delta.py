@@ -43,11 +43,13 @@ class Tokens(NamedTuple):
 
 
 class Read(NamedTuple):
-    """``out`` and ``written`` (o and u above) ``[B T G R V]``; ``state`` after the last token ``[B G R K V]``."""
+    """``out`` and ``written`` (o and u above) ``[B T G R V]``; ``state`` after the last token ``[B G R K V]``;
+    ``states`` after every token ``[B T G R K V]``, where they are kept."""
 
     out: jax.Array
     written: jax.Array
     state: jax.Array
+    states: jax.Array | None = None
 
 
 def gated_delta(state: Float[Array, "B G R K V"], tokens: Tokens) -> Read:
@@ -63,16 +65,16 @@ def hear_one(state: Float[Array, "B G R K V"], token: Tokens) -> Read:
     return Read(jnp.einsum("BGRKV,BGK->BGRV", state, token.q), written, state)
 
 
-def recurrent(state: Float[Array, "B G R K V"], tokens: Tokens) -> Read:
+def recurrent(state: Float[Array, "B G R K V"], tokens: Tokens, keep_states: bool = False) -> Read:
     """Token by token."""
 
-    def visit(state: jax.Array, token: Tokens) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def visit(state: jax.Array, token: Tokens) -> tuple[jax.Array, Read]:
         read = hear_one(state, token)
-        return read.state, (read.out, read.written)
+        return read.state, read._replace(state=None, states=read.state if keep_states else None)
 
     by_token = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), tokens)
     state, parts = jax.lax.scan(visit, state, by_token)
-    return Read(*(jnp.moveaxis(part, 0, 1) for part in parts), state)
+    return jax.tree.map(lambda part: jnp.moveaxis(part, 0, 1), parts)._replace(state=state)
 
 
 def chunked(state: Float[Array, "B G R K V"], tokens: Tokens, chunk: int = CHUNK) -> Read:

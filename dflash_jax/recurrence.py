@@ -14,6 +14,7 @@ Three journals, one protocol, the same states up to rounding:
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -67,13 +68,15 @@ class Journal:
 
     Attributes:
         shapes: sizes -> name -> shape of what one token leaves.
-        entries: ``(state before, tokens, read) -> name -> [B T ...]``.
+        entries: ``(tokens, read) -> name -> [B T ...]``.
         commit: ``(state, journal, kept [B]) -> state`` after the first ``kept`` journalled tokens of each row.
     """
 
     shapes: Callable[[Sizes], dict[str, tuple[int, ...]]]
-    entries: Callable[[jax.Array, delta.Tokens, delta.Read], dict[str, jax.Array]]
+    entries: Callable[[delta.Tokens, delta.Read], dict[str, jax.Array]]
     commit: Callable[[jax.Array, dict[str, jax.Array], jax.Array], jax.Array]
+    hear: Callable[[jax.Array, delta.Tokens], delta.Read] = delta.gated_delta
+    """``(state, tokens) -> read`` with what ``entries`` wants of it."""
 
 
 def _solve_commit(state: jax.Array, journal: dict[str, jax.Array], kept: Int[Array, "B"]) -> jax.Array:
@@ -112,17 +115,6 @@ def _replay_commit(state: jax.Array, journal: dict[str, jax.Array], kept: Int[Ar
     return jax.lax.fori_loop(0, kept.max(), hear, state)
 
 
-def _states_entries(state: jax.Array, tokens: delta.Tokens, read: delta.Read) -> dict[str, jax.Array]:
-    """The recurrence once more, for the states it passes through."""
-
-    def hear(state: jax.Array, token: delta.Tokens) -> tuple[jax.Array, jax.Array]:
-        after = delta.hear_one(state, token).state
-        return after, after
-
-    by_token = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), tokens)
-    return {"states": jnp.moveaxis(jax.lax.scan(hear, state, by_token)[1], 0, 1)}
-
-
 def _states_commit(state: jax.Array, journal: dict[str, jax.Array], kept: Int[Array, "B"]) -> jax.Array:
     rows = jnp.arange(kept.shape[0])
     picked = journal["states"][rows, jnp.maximum(kept - 1, 0)]
@@ -136,7 +128,7 @@ JOURNALS: dict[str, Journal] = {
             "written": (s.key_heads, s.repeat, s.value_dim),
             "g": (s.key_heads, s.repeat),
         },
-        entries=lambda state, tokens, read: {"k": tokens.k, "written": read.written, "g": tokens.g},
+        entries=lambda tokens, read: {"k": tokens.k, "written": read.written, "g": tokens.g},
         commit=_solve_commit,
     ),
     "replay": Journal(
@@ -146,13 +138,14 @@ JOURNALS: dict[str, Journal] = {
             "g": (s.key_heads, s.repeat),
             "beta": (s.key_heads, s.repeat),
         },
-        entries=lambda state, tokens, read: {name: getattr(tokens, name) for name in ("k", "v", "g", "beta")},
+        entries=lambda tokens, read: {name: getattr(tokens, name) for name in ("k", "v", "g", "beta")},
         commit=_replay_commit,
     ),
     "states": Journal(
         shapes=lambda s: {"states": s.state},
-        entries=_states_entries,
+        entries=lambda tokens, read: {"states": read.states},
         commit=_states_commit,
+        hear=partial(delta.recurrent, keep_states=True),
     ),
 }
 """method -> how it remembers."""
@@ -194,6 +187,11 @@ def resume(
     return state, jnp.take_along_axis(memory.rows, place[..., None], axis=1)
 
 
+def hear(memory: Recurrence, state: Float[Array, "B G R K V"], tokens: delta.Tokens) -> delta.Read:
+    """Hear T tokens from a resumed state, in the form that the memory's journal needs."""
+    return JOURNALS[memory.method].hear(state, tokens)
+
+
 def record(
     memory: Recurrence,
     length: Int[Array, "B"],
@@ -211,7 +209,7 @@ def record(
     undo = memory.rows.shape[1] - window.shape[1]
     if rows.shape[1] > undo:
         raise ValueError(f"a step of {rows.shape[1]} tokens does not fit a journal of {undo}; build it with more undo")
-    entries = JOURNALS[memory.method].entries(state, tokens, read)
+    entries = JOURNALS[memory.method].entries(tokens, read)
     put = jax.lax.dynamic_update_slice_in_dim
     return memory.replace(
         state=state,

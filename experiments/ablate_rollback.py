@@ -74,7 +74,7 @@ def run(
         memory, length, total = carry
         taps = memory.rows.shape[1] - rows.shape[1] + 1
         state, window = recurrence.resume(memory, length, taps)
-        read = delta.gated_delta(state, tokens)
+        read = recurrence.hear(memory, state, tokens)
         memory = recurrence.record(memory, length, state, window, rows, tokens, read)
         return memory, length + kept[turn], total + read.out.sum()
 

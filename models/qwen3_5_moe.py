@@ -175,7 +175,7 @@ class GatedDeltaNet(nn.Module):
             g=self._log_decay(x).reshape(*x.shape[:2], *values[:2]),
             beta=beta.reshape(*x.shape[:2], *values[:2]),
         )
-        read = delta.gated_delta(state, tokens)
+        read = recurrence.hear(memory, state, tokens)
         memory = recurrence.record(memory, length, state, window, rows, tokens, read)
         z = (x @ self._kernel("z", c.linear_value_heads * c.linear_value_dim)).reshape(*x.shape[:2], *values)
         norm = self.param("norm", ones, (c.linear_value_dim,), self.dtype)

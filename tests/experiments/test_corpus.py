@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import transformers
 from tokenizers import Tokenizer
 
 from experiments import corpus, train_tokenizer
@@ -91,7 +92,6 @@ def test_special_ids_and_size(tokenizer: Tokenizer) -> None:
 
 
 def test_transformers_loads_the_same_tokenizer(tokenizer: Tokenizer) -> None:
-    transformers = pytest.importorskip("transformers")
     loaded = transformers.AutoTokenizer.from_pretrained(corpus.PAIR, local_files_only=True)
     assert (loaded.eos_token_id, loaded.mask_token_id, loaded.pad_token_id) == (0, 1, 2)
     for text in (*AWKWARD, *(row["text"] for row in ROWS)):
