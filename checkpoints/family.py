@@ -11,6 +11,9 @@ from checkpoints.rules import Rule, Skip
 
 Rules = tuple[Rule | Skip, ...]
 
+SPLIT_AT_MOST = 16
+"""Experts of a layer up to which each gets buffers of its own; with more, one conditional per expert costs too much."""
+
 
 @dataclass(frozen=True)
 class Experts:

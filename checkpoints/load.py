@@ -160,8 +160,10 @@ def _place(assignment: Assignment, arrays: tuple[np.ndarray, ...], dtype: jnp.dt
     """The parameters of one assignment, on the device."""
     forward, shape = assignment.rule.transform.forward, assignment.shape
     if assignment.rule.stacked:
-        parts = [np.asarray(forward(each, shape[1:], dtype)) for each in assignment.by_expert(arrays)]
-        return {assignment.paths[0]: to_device(_stack(parts, dtype), dtype)}
+        stack = np.empty(shape, dtype)
+        for place, each in zip(stack, assignment.by_expert(arrays), strict=True):
+            place[...] = aligned_copy(forward(each, shape[1:], dtype), dtype)
+        return {assignment.paths[0]: to_device(stack, dtype)}
     if not assignment.rule.sliced:
         return {assignment.paths[0]: to_device(forward(arrays, shape, dtype), dtype)}
     slices = (tuple(array[index] for array in arrays) for index in range(len(assignment.paths)))
@@ -169,14 +171,6 @@ def _place(assignment: Assignment, arrays: tuple[np.ndarray, ...], dtype: jnp.dt
         path: to_device(forward(parts, shape, dtype), dtype)
         for path, parts in zip(assignment.paths, slices, strict=True)
     }
-
-
-def _stack(parts: list[np.ndarray], dtype: jnp.dtype) -> np.ndarray:
-    """Experts side by side, each converted as it is placed."""
-    stack = np.empty((len(parts), *parts[0].shape), dtype)
-    for place, part in zip(stack, parts, strict=True):
-        place[...] = aligned_copy(part, dtype)
-    return stack
 
 
 def to_device(array: np.ndarray | jax.Array, dtype: jnp.dtype) -> jax.Array:

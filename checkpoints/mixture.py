@@ -9,15 +9,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from checkpoints.family import Experts
+from checkpoints.family import SPLIT_AT_MOST, Experts
 from checkpoints.reader import Reader
 from checkpoints.rules import Rule
 from checkpoints.transforms import JOIN, TRANSPOSE
 
 EXPERTS = "model.layers.{i}.mlp.experts."
-
-SPLIT_AT_MOST = 16
-"""Experts of a layer up to which each gets buffers of its own; with more, one conditional per expert costs too much."""
 
 
 def expert_rules(stored: str, layout: str) -> tuple[Rule, ...]:
