@@ -6,7 +6,7 @@ bfloat16, shards small enough for any forge, and every file under a temporary na
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from checkpoints import fp8
 from checkpoints.errors import raise_if
 from checkpoints.family import Family, Rules
 from checkpoints.reader import INDEX, WHOLE
@@ -27,6 +28,14 @@ UNPACKED = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embe
 MXFP4_CONFIG = {"quant_method": "mxfp4", "modules_to_not_convert": UNPACKED}
 """``quantization_config`` of the released gpt-oss files."""
 
+FP8_CONFIG = {
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "quant_method": "fp8",
+    "weight_block_size": [fp8.BLOCK, fp8.BLOCK],
+}
+"""The same of block-FP8 files, without the list of what is not converted."""
+
 
 def export_target(
     params: Any, config: dict[str, Any], folder: Path | str, experts: str | None = None, *, overwrite: bool = False
@@ -39,7 +48,8 @@ def export_target(
             ``quantization_config`` follows ``experts``.
         folder: made if need be; other files in it stay.
         experts: how the family's experts are stored, None for its first way. For gpt-oss "mxfp4" rounds to the nearest
-            MXFP4 values (exact for values that it can hold), "bfloat16" does not; Qwen3.5 has "fused" and "single".
+            MXFP4 values (exact for values that it can hold), "bfloat16" does not; Qwen3.5 has "fused" and "single"; GLM
+            has "bfloat16" and "fp8", which rounds the other matrices of its layers too.
         overwrite: replace weights that are there already.
 
     Raises:
@@ -47,15 +57,19 @@ def export_target(
         ValueError: unknown ``model_type`` or ``experts``, or packed parameters to be written in bfloat16.
     """
     family = family_of(config.get("model_type"))
-    config, rules = dict(config), family.rules
-    if family.stores:
-        option = experts or next(iter(family.stores))
+    config, rules, option = dict(config), family.rules, experts or next(iter(family.stores), None)
+    if option is not None:
         if option not in family.stores:
             raise ValueError(f"experts={option!r} is not known; known: {', '.join(family.stores)}")
         rules += family.expert_rules(family.stores[option], layout_of(params))
         config.pop("quantization_config", None)
         config |= {"quantization_config": MXFP4_CONFIG} if option == "mxfp4" else {}
-    _write(params, config, Path(folder), rules, overwrite, family)
+    quantised = family.fp8 if option == "fp8" else ()
+    tensors = dict(_tensors(params, rules, Path(folder), family, quantised))
+    if quantised:
+        kept = sorted(_modules(tensors) - _modules(name for name in tensors if name.endswith(quantised)))
+        config |= {"quantization_config": FP8_CONFIG | {"modules_to_not_convert": kept}}
+    _write(tensors, config, Path(folder), overwrite)
 
 
 def export_drafter(params: Any, config: dict[str, Any], folder: Path | str, *, overwrite: bool = False) -> None:
@@ -67,7 +81,13 @@ def export_drafter(params: Any, config: dict[str, Any], folder: Path | str, *, o
     Raises:
         CheckpointError: the folder holds weights already, or the parameters do not fit the rules.
     """
-    _write(params, config, Path(folder), DRAFTER_RULES, overwrite, Family(DRAFTER_RULES))
+    tensors = dict(_tensors(params, DRAFTER_RULES, Path(folder), Family(DRAFTER_RULES)))
+    _write(tensors, config, Path(folder), overwrite)
+
+
+def _modules(names: Iterable[str]) -> set[str]:
+    """Names of the modules that own these tensors."""
+    return {name.rsplit(".", 1)[0] for name in names}
 
 
 def layout_of(params: Any) -> str:
@@ -75,15 +95,17 @@ def layout_of(params: Any) -> str:
     paths = flatten(params)[0]
     if any(re.search(r"/experts/\d+/", path) for path in paths):
         return "split"
-    return "packed" if any(path.endswith("/codes") for path in paths) else "stacked"
+    codes = next((leaf for path, leaf in paths.items() if path.endswith("/codes")), None)
+    if codes is None:
+        return "stacked"
+    return "packed" if codes.dtype == np.uint8 else "fp8"
 
 
-def _write(params: Any, config: dict[str, Any], folder: Path, rules: Rules, overwrite: bool, family: Family) -> None:
+def _write(tensors: dict[str, np.ndarray], config: dict[str, Any], folder: Path, overwrite: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     old = {file.name for file in folder.glob("model*.safetensors")}
     if old and not overwrite:
         raise_if(folder, [f"holds weights already ({', '.join(sorted(old))}); choose another folder or overwrite=True"])
-    tensors = dict(_tensors(params, rules, folder, family))
     shards = _shards({name: value.nbytes for name, value in tensors.items()})
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     names = names if len(shards) > 1 else [WHOLE]
@@ -101,14 +123,24 @@ def _write(params: Any, config: dict[str, Any], folder: Path, rules: Rules, over
         (folder / stale).unlink()
 
 
-def _tensors(params: Any, rules: Rules, folder: Path, family: Family) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor by its name in the file, in bfloat16 or float32 or as bytes."""
+def _tensors(
+    params: Any, rules: Rules, folder: Path, family: Family, quantised: tuple[str, ...] = ()
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Every tensor by its name in the file, in bfloat16 or float32 or as bytes; those whose names end like one of
+    ``quantised`` as FP8 codes and scales per block."""
     leaves = flatten(params)[0]
     for assignment in invert(rules, params, folder):
         for name, value in zip(assignment.names, _inverse(assignment, leaves), strict=True):
-            dtype = np.float32 if name.endswith(family.float32) else ml_dtypes.bfloat16
             own = family.prefix + name.removeprefix("model.") if name.startswith("model.") else name
-            yield own, value if value.dtype == np.uint8 else value.astype(dtype)
+            if value.dtype.itemsize == 1:
+                yield own, value
+            elif name.endswith(quantised):
+                codes, scales = fp8.pack(value)
+                yield own, codes
+                yield own + fp8.SUFFIXES[0], scales
+            else:
+                wide = name.endswith((*family.float32, *fp8.SUFFIXES))
+                yield own, value.astype(np.float32 if wide else ml_dtypes.bfloat16)
 
 
 def _inverse(assignment: Assignment, leaves: dict[str, jax.Array]) -> tuple[np.ndarray, ...]:

@@ -14,6 +14,9 @@ Rules = tuple[Rule | Skip, ...]
 SPLIT_AT_MOST = 16
 """Experts of a layer up to which each gets buffers of its own; with more, one conditional per expert costs too much."""
 
+DECODED_BY_DEFAULT = 2 * 2**30
+"""Bytes of decoded experts below which they are decoded at load unless asked otherwise."""
+
 
 @dataclass(frozen=True)
 class Experts:
@@ -44,6 +47,7 @@ class Family:
             default.
         prefix: what exported names have in the place of the rules' ``model.``.
         float32: ends of the names of tensors that are exported in float32; all others are in bfloat16.
+        fp8: ends of the names of the matrices that an FP8 export quantises.
     """
 
     rules: Rules
@@ -52,3 +56,4 @@ class Family:
     stores: dict[str, str] = field(default_factory=dict)
     prefix: str = "model."
     float32: tuple[str, ...] = ()
+    fp8: tuple[str, ...] = ()

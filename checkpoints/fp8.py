@@ -11,10 +11,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from checkpoints.safetensors_file import Entry
-from checkpoints.transforms import FLOATS, Arrays, Shape, Transform
+from checkpoints.transforms import FLOAT8, FLOATS, Arrays, Shape, Transform, nan_codes
+from kernels_pallas.fp8 import BLOCK, pack
 
-BLOCK = 128
-FLOAT8 = "F8_E4M3"
+__all__ = ["BLOCK", "SUFFIXES", "block_shape", "channel_shape", "decode", "pack", "scale_of", "scaled"]
+
 SUFFIXES = ("_scale_inv", "_scale")
 """Of the tensor with scales per block, and of the one with scales per row."""
 
@@ -45,7 +46,7 @@ def channel_shape(shape: Shape) -> Shape:
 def scale_of(name: str, found: Mapping[str, Entry]) -> str | None:
     """The tensor that holds the scales of a tensor, if that is stored in FP8."""
     entry = found.get(name)
-    if entry is None or entry.code != FLOAT8:
+    if entry is None or entry.code not in FLOAT8:
         return None
     return next((name + suffix for suffix in SUFFIXES if name + suffix in found), None)
 
@@ -71,15 +72,13 @@ def scaled(transform: Transform, scales: tuple[str | None, ...]) -> Transform:
         return transform.forward(values, shape, dtype)
 
     def check(arrays: Arrays) -> str | None:
-        codes = [array for array in arrays if array.dtype.itemsize == 1]
-        bad = sum(int(np.isnan(array.astype(np.float32)).sum()) for array in codes)
-        return f"{bad} FP8 codes are NaN; the file is damaged" if bad else transform.check(arrays)
+        return nan_codes(arrays) or transform.check(arrays)
 
     return Transform(
         f"{transform.name}, decoded from FP8",
         file_shapes,
         forward,
         transform.inverse,
-        codes=(*FLOATS, FLOAT8),
+        codes=(*FLOATS, *FLOAT8),
         check=check,
     )

@@ -53,14 +53,19 @@ INDEX: Rules = (
     Rule((INDEXER + "weights_proj.weight",), "indexer_{i}/weights", TRANSPOSE),
 )
 
+MATRICES = (*"qkvo", "q_a", "q_b", "kv_b", *PARTS)
+QUANTISED = (*(f".{name}_proj.weight" for name in MATRICES), ".kv_a_proj_with_mqa.weight", ".wq_b.weight", ".wk.weight")
+"""What GLM-5-FP8 holds in FP8: all matrices of its layers but the router's and the indexer's ``weights_proj``."""
+
 
 def _family(config_type: type, rules: Rules) -> Family:
     return Family(
         SHARED + rules,
         experts=mixture.chooser(config_type),
         expert_rules=mixture.expert_rules,
-        stores={"single": "single"},
+        stores={"bfloat16": "single", "fp8": "fp8"},
         float32=("e_score_correction_bias",),
+        fp8=QUANTISED,
     )
 
 

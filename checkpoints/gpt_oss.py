@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from checkpoints.errors import raise_if
-from checkpoints.family import SPLIT_AT_MOST, Experts, Family
+from checkpoints.family import DECODED_BY_DEFAULT, SPLIT_AT_MOST, Experts, Family
 from checkpoints.reader import Reader
 from checkpoints.rules import Rule, Skip
 from checkpoints.transforms import CODES, DECODE, SCALES, TRANSPOSE
@@ -33,9 +33,6 @@ RESIDENT: tuple[Rule | Skip, ...] = (
     Rule((LAYER + "mlp.router.bias",), "moe_{i}/router_bias"),
     Skip("*rotary_emb.inv_freq", "rotary frequencies are computed from config.json"),
 )
-
-DECODED_BY_DEFAULT = 2 * 2**30
-"""Bytes of decoded experts below which they are decoded at load unless asked otherwise."""
 
 
 def expert_rules(stored: str, layout: str) -> tuple[Rule, ...]:

@@ -125,7 +125,7 @@ def _expert_dtypes(tree: Any, choice: Experts | None) -> Any:
     paths, treedef = flatten(tree)
     leaves = [
         jax.ShapeDtypeStruct(leaf.shape, choice.dtype)
-        if "/experts/" in path and not path.endswith("_bias") and leaf.dtype != jnp.uint8
+        if "/experts/" in path and not path.endswith(("_bias", "/codes", "/scales"))
         else leaf
         for path, leaf in paths.items()
     ]

@@ -9,16 +9,32 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from checkpoints.family import SPLIT_AT_MOST, Experts
+from checkpoints.errors import raise_if
+from checkpoints.family import DECODED_BY_DEFAULT, SPLIT_AT_MOST, Experts
+from checkpoints.fp8 import SUFFIXES
 from checkpoints.reader import Reader
 from checkpoints.rules import Rule
-from checkpoints.transforms import JOIN, TRANSPOSE
+from checkpoints.transforms import CODE, JOIN, ROWS, TRANSPOSE, repeated_scales
 
 EXPERTS = "model.layers.{i}.mlp.experts."
 
+FP8 = {"fp8": SUFFIXES[0], "fp8-rows": SUFFIXES[1]}
+"""How FP8 experts may be stored -> what the names of their scales end in."""
+
 
 def expert_rules(stored: str, layout: str) -> tuple[Rule, ...]:
-    """Rules of the experts for a file that is ``stored`` as "fused" or "single" and parameters in a ``layout``."""
+    """Rules of the experts for a file that is ``stored`` as "fused", "single", or one of :data:`FP8` (single, with
+    scales per block or per row) and parameters in a ``layout``; the layout "fp8" keeps the codes.
+
+    Raises:
+        ValueError: FP8 parameters have no place in a file without scales.
+    """
+    if layout == "fp8":
+        if stored not in FP8:
+            raise ValueError(
+                "experts packed as FP8 cannot be stored as floats; decode them first, or store them as FP8"
+            )
+        return _packed_rules(FP8[stored])
     place = "{e}/" if layout == "split" else ""
     gate_up, down = (f"moe_{{i}}/experts/{place}{name}" for name in ("gate_up", "down"))
     if stored == "fused":
@@ -33,9 +49,25 @@ def expert_rules(stored: str, layout: str) -> tuple[Rule, ...]:
     )
 
 
+def _packed_rules(suffix: str) -> tuple[Rule, ...]:
+    """Codes as they are, and their scales by name."""
+    rules = []
+    for name, parts, codes in (("gate_up", ("gate", "up"), ROWS), ("down", ("down",), CODE)):
+        weights = tuple(f"{EXPERTS}{{e}}.{part}_proj.weight" for part in parts)
+        scales = tuple(weight + suffix for weight in weights)
+        repeat = repeated_scales(len(parts), per_row=suffix == FP8["fp8-rows"])
+        place = f"moe_{{i}}/experts/{name}"
+        rules.append(Rule(weights, f"{place}/codes", codes, expert=True, raw=True))
+        rules.append(Rule(scales, f"{place}/scales", repeat, expert=True))
+    return tuple(rules)
+
+
 def stored_as(reader: Reader) -> str:
-    """ "fused" or "single"."""
-    return "fused" if any(name.endswith("mlp.experts.gate_up_proj") for name in reader) else "single"
+    """How the experts of a file are stored, as :func:`expert_rules` calls it."""
+    if any(name.endswith("mlp.experts.gate_up_proj") for name in reader):
+        return "fused"
+    ends = {name.partition(".down_proj.weight")[2] for name in reader if ".mlp.experts." in name}
+    return next((kind for kind, suffix in FP8.items() if suffix in ends), "single")
 
 
 def chooser(config_type: type) -> Callable[[dict[str, Any], Reader, jnp.dtype, str | None], Experts]:
@@ -43,11 +75,22 @@ def chooser(config_type: type) -> Callable[[dict[str, Any], Reader, jnp.dtype, s
 
     def choose(config: dict[str, Any], reader: Reader, dtype: jnp.dtype, option: str | None) -> Experts:
         stored, sizes = stored_as(reader), config_type.from_hf(config)
+        mixtures = sizes.layers - getattr(sizes, "dense_layers", 0)
+        values = mixtures * sizes.experts * 3 * sizes.hidden_size * sizes.expert_size
         if option is None:
             option = "bfloat16" if dtype == jnp.bfloat16 else "float32"
-        if option not in ("bfloat16", "float32"):
-            raise ValueError(f"experts={option!r} is not known for these files; known: bfloat16, float32")
+            if stored in FP8 and values * jnp.dtype(option).itemsize >= DECODED_BY_DEFAULT:
+                option = "packed"
+        if option not in ("packed", "bfloat16", "float32"):
+            raise ValueError(f"experts={option!r} is not known; known: packed, bfloat16, float32")
+        if option == "packed":
+            if stored not in FP8:
+                what = "experts='packed' needs FP8 experts with scales; this file has plain ones"
+                raise_if(reader.folder, [f"{what}: use experts='bfloat16' or 'float32'"])
+            note = f"kept as FP8, {values / 2**30:.2f} GiB"
+            return Experts("fp8", expert_rules(stored, "fp8"), dtype, note)
         layout = "split" if sizes.experts <= SPLIT_AT_MOST else "stacked"
-        return Experts(layout, expert_rules(stored, layout), jnp.dtype(option), f"read to {option}, {layout}")
+        note = f"read to {option}, {layout}, {values * jnp.dtype(option).itemsize / 2**30:.2f} GiB"
+        return Experts(layout, expert_rules(stored, layout), jnp.dtype(option), note)
 
     return choose

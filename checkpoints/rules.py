@@ -41,6 +41,8 @@ class Rule:
     path: str
     transform: Transform = IDENTITY
     expert: bool = False
+    raw: bool = False
+    """FP8 tensors are taken as they are, without their scales."""
 
     @cached_property
     def path_pattern(self) -> re.Pattern:
@@ -200,6 +202,8 @@ def plan(
 
 def _with_scales(assignment: Assignment, found: dict[str, Entry]) -> Assignment:
     """The assignment with the scales of its FP8 tensors among its tensors, or as it is if it has none."""
+    if assignment.rule.raw:
+        return assignment
     scales = {name: fp8.scale_of(_canonical(name), found) for name in assignment.names}
     if not any(scales.values()):
         return assignment

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels_pallas import mxfp4
+from kernels_pallas.fp8 import BLOCK as FP8_BLOCK
 from kernels_pallas.mxfp4.planes import plane
 
 Shape = tuple[int, ...]
@@ -20,6 +21,7 @@ Arrays = tuple[np.ndarray, ...]
 
 FLOATS = ("BF16", "F16", "F32", "F64")
 BYTES = ("U8",)
+FLOAT8 = ("F8_E4M3",)
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,12 @@ def _nan_scales(arrays: Arrays) -> str | None:
     return f"{count} scale bytes are 255, which is NaN in OCP MX; the file is damaged" if count else None
 
 
+def nan_codes(arrays: Arrays) -> str | None:
+    """What is wrong with FP8 tensors: E4M3 has a NaN, which no writer means."""
+    bad = sum(int(np.isnan(array.astype(np.float32)).sum()) for array in arrays if array.dtype.itemsize == 1)
+    return f"{bad} FP8 codes are NaN; the file is damaged" if bad else None
+
+
 IDENTITY = Transform("identity", lambda s: (s,), lambda a, s, dtype: a[0], lambda p: (p,))
 
 TRANSPOSE = Transform(
@@ -76,6 +84,48 @@ JOIN = Transform(
     lambda p: tuple(np.split(p.T, 2)),
 )
 """``gate_proj``, ``up_proj`` ``[F, D]`` <-> ``[D, 2F]``, gate first."""
+
+ROWS = Transform(
+    "side by side",
+    lambda s: ((s[-2] // 2, s[-1]),) * 2,
+    lambda a, s, dtype: np.concatenate(a),
+    lambda p: tuple(np.split(p, 2)),
+    codes=FLOAT8,
+    check=nan_codes,
+)
+"""FP8 ``gate_proj``, ``up_proj`` ``[F, D]`` <-> ``[2F, D]``, gate first."""
+
+CODE = Transform("codes", lambda s: (s,), lambda a, s, dtype: a[0], lambda p: (p,), codes=FLOAT8, check=nan_codes)
+"""FP8 ``[O, I]``, unchanged."""
+
+
+def repeated_scales(parts: int, per_row: bool) -> Transform:
+    """Scales of ``parts`` FP8 matrices, ``[ceil(R/128), C]`` per block or ``[R, 1]`` per row, <-> one
+    ``[parts * R, C]``: for every row those of its blocks of columns. Those that differ within a block cannot go back to
+    one per block."""
+
+    def stored(shape: Shape) -> Shape:
+        rows = shape[-2] // parts
+        return (rows, 1) if per_row else (-(-rows // FP8_BLOCK), shape[-1])
+
+    def repeat(scales: np.ndarray, shape: Shape) -> np.ndarray:
+        wide = scales.astype(np.float32)
+        if per_row:
+            return np.repeat(wide, shape[-1], axis=1)
+        return np.repeat(wide, FP8_BLOCK, axis=0)[: shape[-2] // parts]
+
+    def inverse(parameter: np.ndarray) -> Arrays:
+        each = np.split(parameter, parts)
+        found = tuple(part[:, :1] if per_row else part[::FP8_BLOCK] for part in each)
+        if any((repeat(scales, parameter.shape) != part).any() for scales, part in zip(found, each, strict=True)):
+            raise ValueError("FP8 scales differ within a block of 128 x 128: decode the experts before they are stored")
+        return found
+
+    def forward(arrays: Arrays, shape: Shape, dtype: jnp.dtype) -> np.ndarray:
+        return np.concatenate([repeat(scales, shape) for scales in arrays])
+
+    return Transform("repeat for rows", lambda s: (stored(s),) * parts, forward, inverse)
+
 
 CONVOLUTION = Transform(
     "taps first",

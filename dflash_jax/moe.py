@@ -1,10 +1,11 @@
 """Mixture of experts: routing formulas, and the sum over experts for every form their weights may take.
 
-An *expert* is a dict of its weights: matrices ``[I, O]`` or packed :class:`~kernels_pallas.mxfp4.Mxfp4` ``[O, I]``, and
-biases ``[O]``. The experts of a layer come in one of two layouts, and no logit depends on which:
+An *expert* is a dict of its weights: matrices ``[I, O]`` or packed ``[O, I]`` (:class:`~kernels_pallas.mxfp4.Mxfp4`,
+:class:`~kernels_pallas.fp8.Fp8`), and biases ``[O]``. The experts of a layer come in one of two layouts, and no logit
+depends on which:
 
 * **stacked**: one dict whose leaves have a leading axis E. A loop visits the experts in use. The only layout for
-  packed weights, whose decoding reads the slice directly.
+  packed weights (MXFP4, FP8), whose decoding reads the slice directly.
 * **split**: a tuple of E dicts. Each expert is a buffer of its own that a conditional multiplies in place; a slice
   of a stacked float matrix must first be copied (measured 2.7x slower for one token on a CPU).
 
@@ -19,12 +20,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from dflash_jax.shapes import Array, Float, Int
-from kernels_pallas import mxfp4
+from kernels_pallas import fp8, mxfp4
 
 Expert = dict
 ExpertMlp = Callable[[jax.Array, Expert], jax.Array]
 
-LAYOUTS = ("split", "stacked", "packed")
+LAYOUTS = ("split", "stacked", "packed", "fp8")
+"""The last two are stacked in MXFP4 and in FP8."""
 
 
 def route_topk_softmax(
@@ -73,9 +75,13 @@ def route_sigmoid_topk(
     return chosen, weights * scale
 
 
-def matmul(x: Float[Array, "T I"], weight: Float[Array, "I O"] | mxfp4.Mxfp4) -> Float[Array, "T O"]:
-    """``x @ W`` for a weight in either form."""
-    return mxfp4.matmul(x, weight) if isinstance(weight, mxfp4.Mxfp4) else x @ weight
+PACKED = {mxfp4.Mxfp4: mxfp4.matmul, fp8.Fp8: fp8.matmul}
+"""Type of a packed weight -> its matmul."""
+
+
+def matmul(x: Float[Array, "T I"], weight: Float[Array, "I O"] | mxfp4.Mxfp4 | fp8.Fp8) -> Float[Array, "T O"]:
+    """``x @ W`` for a weight in any form."""
+    return PACKED[type(weight)](x, weight) if type(weight) in PACKED else x @ weight
 
 
 def mix_experts(
@@ -159,13 +165,13 @@ def init_experts(
         layout: one of :data:`LAYOUTS`.
 
     Raises:
-        ValueError: unknown layout, or packed with an inner size that is not a multiple of 32.
+        ValueError: unknown layout, or MXFP4 with an inner size that is not a multiple of 32.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"unknown expert layout {layout!r}; known: {', '.join(LAYOUTS)}")
     zeros = {name: jnp.zeros((count, outputs), dtype) for name, outputs in biases.items()}
-    if layout == "packed":
-        return {name: _packed_zeros(count, *shape) for name, shape in matrices.items()} | zeros
+    if layout not in ("split", "stacked"):
+        return {name: _packed_zeros(layout, count, *shape) for name, shape in matrices.items()} | zeros
     fan_in = nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=-2, out_axis=-1, batch_axis=0)
     keys = jax.random.split(key, len(matrices))
     stacked = {name: fan_in(k, (count, *shape), dtype) for k, (name, shape) in zip(keys, matrices.items(), strict=True)}
@@ -173,7 +179,12 @@ def init_experts(
     return split(stacked) if layout == "split" else stacked
 
 
-def _packed_zeros(count: int, inputs: int, outputs: int) -> mxfp4.Mxfp4:
+def _packed_zeros(layout: str, count: int, inputs: int, outputs: int) -> mxfp4.Mxfp4 | fp8.Fp8:
+    if layout == "fp8":
+        return fp8.Fp8(
+            codes=jnp.zeros((count, outputs, inputs), jnp.float8_e4m3fn),
+            scales=jnp.zeros((count, outputs, -(-inputs // fp8.BLOCK)), jnp.float32),
+        )
     if inputs % mxfp4.BLOCK:
         raise ValueError(f"packed experts need inputs in multiples of {mxfp4.BLOCK}, got {inputs}")
     return mxfp4.Mxfp4(

@@ -29,7 +29,7 @@ class Args:
     draft: Annotated[Path | None, _option("DIR", "default: of --pair", "--draft-model")] = None
     """Hugging Face folder of the DFlash drafter trained for it"""
     pair: Annotated[str | None, _option("NAME", f"default: {SHIPPED}")] = None
-    """a shipped pair, in place of the two folders"""
+    """a shipped pair, in place of the two folders; "all": every one of them, a row each"""
     prompt: Annotated[str | None, _option("TEXT", "default: --prompts")] = None
     """one prompt"""
     prompts: Annotated[Path | None, _option("FILE.jsonl", "default: the shipped ones")] = None
@@ -38,7 +38,7 @@ class Args:
     """only rows of this split; of the shipped held-out prompts, modeling is the easiest and stdlib the least alike"""
     max_samples: int = 8
     """most prompts to take, from the top"""
-    block_size: Annotated[int | None, _option("P", "default: as trained; of the shipped pair 5")] = None
+    block_size: Annotated[int | None, _option("P", "default: as trained; of tiny-gpt-oss 5")] = None
     """tokens per verification: the anchor and P-1 drafts"""
     num_speculative_tokens: Annotated[int | None, _option("P-1", "default: as trained")] = None
     """the same, counted in drafts"""
@@ -49,8 +49,8 @@ class Args:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """of weights and caches"""
     experts: Annotated[Format | None, _option("{packed,bfloat16,float32}", "default: decoded if small")] = None
-    """how routed experts are held; packed keeps MXFP4"""
-    threads: Annotated[int | None, _option("N", "default: all; of the shipped pair 1")] = None
+    """how routed experts are held; packed keeps MXFP4 or FP8"""
+    threads: Annotated[int | None, _option("N", "default: all; of shipped pairs 1")] = None
     """CPU threads to compute on, for both sides"""
     stream: Switch = False
     """first show the text as it comes: accepted drafts green, the target's own tokens plain"""

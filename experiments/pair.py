@@ -18,11 +18,12 @@ PAIRS = Path(checkpoints.__file__).parent / "pairs"
 """Shipped pairs: ``NAME/`` is a target and ``NAME-dflash/`` its drafter."""
 
 DRAFT_SUFFIX = "-dflash"
+ALL_PAIRS = "all"
 FASTEST_BLOCK = {"tiny-gpt-oss": 5}
 """The default block size of a shipped pair: the fastest on a CPU, where the one trained for is larger."""
 
-FASTEST_THREADS = {"tiny-gpt-oss": 1}
-"""The default threads of a shipped pair on a CPU: its matrices are too small for two, with and without a drafter."""
+SHIPPED_THREADS = 1
+"""The default threads of shipped pairs on a CPU: their matrices are too small for two, with and without a drafter."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Folders:
 
     target: Path
     draft: Path
+    family: str
     block_size: int
     context_limit: int | None
 
@@ -45,12 +47,14 @@ class Facts:
 
     Attributes:
         names: folders of target and drafter.
+        family: the target's ``model_type``.
         rule: the accept rule, and whether it is ``lossless``.
         block_size: P, the anchor and P-1 drafts.
         experts: E of a mixture layer, 0 for a dense target; ``experts_per_token``: K.
     """
 
     names: tuple[str, str]
+    family: str
     rule: str
     lossless: bool
     block_size: int
@@ -63,6 +67,7 @@ class Pair:
     """A loaded pair. ``expert_format``: how the routed experts are held ("packed", a dtype, or "none")."""
 
     names: tuple[str, str]
+    family: str
     target: Target
     params: Params
     drafter: Drafter
@@ -87,6 +92,7 @@ class Pair:
         rule = self.speculative.rule
         return Facts(
             names=self.names,
+            family=self.family,
             rule=type(rule).__name__.lower(),
             lossless=rule.lossless,
             block_size=self.drafter.block_size,
@@ -117,7 +123,7 @@ def locate(pair: str | None, target: Path | None, draft: Path | None, root: Path
     else:
         known = known_pairs(root)
         if pair not in known:
-            raise ValueError(f"unknown pair {pair!r}; known: {', '.join(known) or 'none'}")
+            raise ValueError(f"unknown pair {pair!r}; known: {', '.join([*known, ALL_PAIRS]) if known else 'none'}")
         target, draft = root / pair, root / (pair + DRAFT_SUFFIX)
     for role, folder in (("target", target), ("drafter", draft)):
         if not (folder / "config.json").is_file():
@@ -139,8 +145,9 @@ def inspect(target: Path, draft: Path, block_size: int | None) -> Folders:
     size = trained if block_size is None else block_size
     if not 2 <= size <= LARGEST_BLOCK:
         raise ValueError(f"--block-size {size}: the anchor and at least one draft, 2 to {LARGEST_BLOCK}")
-    limit = read_config(target).get("max_position_embeddings")
-    return Folders(target, draft, size, None if limit is None else int(limit))
+    config = read_config(target)
+    limit = config.get("max_position_embeddings")
+    return Folders(target, draft, str(config.get("model_type")), size, None if limit is None else int(limit))
 
 
 def load_tokenizer(target: Path) -> Tokenizer:
@@ -166,6 +173,7 @@ def load_pair(folders: Folders, tokenizer: Tokenizer, *, dtype: str, experts: st
     target, params = load_target(folders.target, dtype=jnp.dtype(dtype), experts=experts, taps=taps)
     return Pair(
         names=folders.names,
+        family=folders.family,
         target=target,
         params=params,
         drafter=replace(drafter, block_size=folders.block_size),
@@ -186,8 +194,10 @@ def expert_leaves(params: Params) -> list[tuple[str, Any]]:
 
 
 def expert_format(params: Params) -> str:
-    """How the experts are held: "packed" for MXFP4, else the dtype of their matrices; "none" for a dense network."""
-    kinds = {str(leaf.dtype) for path, leaf in expert_leaves(params) if not path.endswith("_bias")}
+    """How the experts are held: "packed" for MXFP4 and FP8, else the dtype of their matrices; "none" for a dense
+    network."""
+    leaves = [(path, leaf) for path, leaf in expert_leaves(params) if not path.endswith("_bias")]
+    kinds = {str(leaf.dtype) for _, leaf in leaves}
     if not kinds:
         return "none"
-    return "packed" if "uint8" in kinds else "+".join(sorted(kinds))
+    return "packed" if any(path.endswith("/codes") for path, _ in leaves) else "+".join(sorted(kinds))

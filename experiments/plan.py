@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from experiments.arguments import SHIPPED, Args
-from experiments.pair import FASTEST_BLOCK, FASTEST_THREADS, PAIRS, Folders, inspect, load_tokenizer, locate
+from experiments.pair import FASTEST_BLOCK, PAIRS, SHIPPED_THREADS, Folders, inspect, load_tokenizer, locate
 from experiments.prompts import Row, batches, encode, of_split, read_rows
 from experiments.threads import first_cpus
 
@@ -59,7 +59,8 @@ def prepare(args: Args) -> Plan:
     if args.batch > len(chosen):
         raise ValueError(f"--batch {args.batch}: there are {len(chosen)} prompts (--max-samples {args.max_samples})")
     prompts = encode(chosen, tokenizer, folders.context_limit)
-    cpus = first_cpus(FASTEST_THREADS.get(pair) if args.threads is None else args.threads)
+    shipped = SHIPPED_THREADS if pair else None
+    cpus = first_cpus(shipped if args.threads is None else args.threads)
     return Plan(folders, tokenizer, chosen, batches(prompts, args.batch), len(rows), cpus)
 
 

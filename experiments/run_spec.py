@@ -7,6 +7,7 @@ Examples:
     python -m experiments.run_spec --split stdlib --max-samples 16 --json results/stdlib.json
     python -m experiments.run_spec --target gpt-oss-20b --draft gpt-oss-20b-DFlash --dtype bfloat16 --experts packed
     python -m experiments.run_spec --block-size 4 --plots results --explain
+    python -m experiments.run_spec --pair all                               # every shipped pair, a row each
 
 Greedy decoding. Text goes to the model as it is, without a chat template. Plain and speculative repeats take turns in
 one process; compilation is reported apart, and programs are kept in $DFLASH_JAX_CACHE/xla (~/.cache/dflash_jax/xla).
@@ -15,16 +16,17 @@ one process; compilation is reported apart, and programs are kept in $DFLASH_JAX
 import contextlib
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import tyro
 from rich.console import Console
 
 from dflash_jax.generate import Generation
-from experiments import agreement, machine, runs, timing
+from experiments import agreement, comparison, machine, runs, timing
 from experiments.arguments import Args, command
 from experiments.compilation import CompileWatch, use_compilation_cache
 from experiments.definitions import LABEL, explanation
-from experiments.pair import Pair, load_pair
+from experiments.pair import ALL_PAIRS, Pair, known_pairs, load_pair
 from experiments.plan import Plan, prepare
 from experiments.progress import Waiting
 from experiments.report import Compiled, Report, write_json
@@ -119,18 +121,40 @@ def publish(args: Args, report: Report) -> None:
         print(f"{'written':<{LABEL}}{plot_acceptance(report, args.plots)}")
 
 
-def main(args: Args) -> Report:
+def main(args: Args) -> Report | list[Report]:
     """Parse -> prepare -> load -> measure -> publish."""
     use_compilation_cache()
     waiting = Waiting(args.quiet)
+    if args.pair == ALL_PAIRS:
+        return compare_all(args, waiting)
     with _refusals():
         plan = prepare(args)
+    report = run(args, plan, waiting)
+    publish(args, report)
+    return report
+
+
+def run(args: Args, plan: Plan, waiting: Waiting) -> Report:
+    """Load a pair and measure it."""
     with pinned(plan.cpus):
         with _refusals(), waiting.on(f"loading {' + '.join(plan.folders.names)}"):
             pair = load_pair(plan.folders, plan.tokenizer, dtype=args.dtype, experts=args.experts)
-        report = measure(args, plan, pair, waiting)
-    publish(args, report)
-    return report
+        return measure(args, plan, pair, waiting)
+
+
+def compare_all(args: Args, waiting: Waiting) -> list[Report]:
+    """Every shipped pair in turn, then one table."""
+    with _refusals():
+        if args.stream or args.plots or args.explain:
+            raise ValueError("--pair all prints one table: leave out --stream, --plots and --explain, or name one pair")
+        each = [replace(args, pair=name, json=None) for name in known_pairs()]
+        plans = [prepare(one) for one in each]
+    reports = [run(one, plan, waiting) for one, plan in zip(each, plans, strict=True)]
+    comparison.show(reports)
+    if args.json is not None:
+        comparison.write_json(reports, args.json)
+        print(f"{'written':<{LABEL}}{args.json}")
+    return reports
 
 
 @contextlib.contextmanager

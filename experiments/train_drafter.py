@@ -175,7 +175,9 @@ def main(args: Args) -> None:
     heard = {"train": continuations(args, target, params, "train", args.texts)}
     heard["held out"] = continuations(args, target, params, HELD_OUT, args.generate_batch)
     drafter = tiny_drafter(target.config.hidden_size, args)
-    optimizer = muon(cosine_schedule(args.updates, args.learning_rate, warmup=80), weight_decay=0.0)
+    optimizer = muon(
+        cosine_schedule(args.updates, args.learning_rate, warmup=min(80, args.updates // 10)), weight_decay=0.0
+    )
     weigh = WEIGHTS[args.loss]()
     update = make_update(drafter, target, optimizer, weigh, args.anchors)
     evaluate = jax.jit(make_objective(drafter, target, weigh, args.anchors))

@@ -116,6 +116,17 @@ fan_in = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 zeros, ones = nn.initializers.zeros, nn.initializers.ones
 
 
+def _log_of_1_to_16(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+    """Mamba-2's first values (arXiv 2405.21060): with the steps below, memories of 1 to 1000 tokens."""
+    return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))
+
+
+def _softplus_of_short_steps(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+    """Biases whose softplus is 0.001 to 0.1, evenly in the logarithm."""
+    step = jnp.exp(jax.random.uniform(key, shape, dtype, jnp.log(0.001), jnp.log(0.1)))
+    return step + jnp.log(-jnp.expm1(-step))
+
+
 def centred_norm(x: Float[Array, "*batch D"], scale: Float[Array, "D"], eps: float) -> Float[Array, "*batch D"]:
     """RMS norm whose weight is stored as its distance from 1 (``Qwen3_5MoeRMSNorm``)."""
     return rms_norm(x, 1 + scale.astype(accumulation_dtype(x.dtype)), eps, scale_before_cast=True)
@@ -190,8 +201,8 @@ class GatedDeltaNet(nn.Module):
     def _log_decay(self, x: jax.Array) -> Float[Array, "B T heads"]:
         """``-exp(A_log) * softplus(a + dt_bias)``, float32 or wider."""
         heads, wide = self.config.linear_value_heads, accumulation_dtype(self.dtype)
-        a_log = self.param("A_log", zeros, (heads,), self.dtype).astype(wide)
-        bias = self.param("dt_bias", ones, (heads,), self.dtype).astype(wide)
+        a_log = self.param("A_log", _log_of_1_to_16, (heads,), self.dtype).astype(wide)
+        bias = self.param("dt_bias", _softplus_of_short_steps, (heads,), self.dtype).astype(wide)
         return -jnp.exp(a_log) * jax.nn.softplus((x @ self._kernel("a", heads)).astype(wide) + bias)
 
 

@@ -9,19 +9,36 @@ import optax
 from dflash_jax.protocols import Params
 from dflash_jax.shapes import Array, Float, Int
 from dflash_jax.training.optimize import TrainState, apply_gradients
+from kernels_pallas.fp8 import round_to_fp8
 from kernels_pallas.mxfp4.rounding import round_to_mxfp4
 
 BALANCE_WEIGHT = 0.01
 """Weight of the router balance loss (Switch Transformer, arXiv 2101.03961, section 2.2)."""
 
+EXPERT_MATRICES = ("gate_up", "down")
+FP8_MATRICES = (*EXPERT_MATRICES, "q", "k", "v", "o", "gate", "up")
 
-def round_experts_to_mxfp4(params: Params, matrices: tuple[str, ...] = ("gate_up", "down")) -> Params:
-    """Expert matrices ``[I, O]`` rounded to what MXFP4 can hold; gradients pass straight through (arXiv 1308.3432)."""
+Rounding = Callable[[Params], Params]
+"""Parameters to what the storage of the checkpoint can hold; gradients pass straight through (arXiv 1308.3432)."""
 
+
+def round_experts_to_mxfp4(params: Params) -> Params:
+    """Expert matrices ``[I, O]`` rounded to MXFP4, as gpt-oss stores them."""
+    return _round_matrices(params, EXPERT_MATRICES, lambda matrix, _: round_to_mxfp4(matrix, axis=-2))
+
+
+def round_matrices_to_fp8(params: Params) -> Params:
+    """Every matrix but embedding, head and routers rounded to FP8 in blocks of 128 x 128, as GLM stores them; the two
+    halves of a joined ``gate_up`` have blocks of their own."""
+    return _round_matrices(
+        params, FP8_MATRICES, lambda matrix, name: round_to_fp8(matrix, 2 if name == "gate_up" else 1)
+    )
+
+
+def _round_matrices(params: Params, names: tuple[str, ...], rounded: Callable[[jax.Array, str], jax.Array]) -> Params:
     def visit(path, leaf):
-        if getattr(path[-1], "key", None) not in matrices:
-            return leaf
-        return leaf + jax.lax.stop_gradient(round_to_mxfp4(leaf, axis=-2) - leaf)
+        name = getattr(path[-1], "key", None)
+        return leaf + jax.lax.stop_gradient(rounded(leaf, name) - leaf) if name in names else leaf
 
     return jax.tree_util.tree_map_with_path(visit, params)
 
@@ -44,13 +61,13 @@ def make_update(
     optimizer: optax.GradientTransformation,
     *,
     experts_per_token: int,
-    quantized: bool,
+    rounding: Rounding | None,
 ) -> Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]]:
     """The jitted update on a batch of int32 ``[B, T+1]`` tokens.
 
     Args:
         forward: ``(params, tokens [B T]) -> (logits [B T V], router logits, one [B*T E] per layer)``.
-        quantized: train through MXFP4-rounded experts, so that packing them later changes nothing.
+        rounding: train through rounded parameters, so that storing them later changes nothing.
 
     Returns:
         ``update(state, batch) -> (state, {"loss", "balance", "grad_norm"})``; loss in nats per token. An update whose
@@ -58,7 +75,7 @@ def make_update(
     """
 
     def objective(params, batch):
-        used = round_experts_to_mxfp4(params) if quantized else params
+        used = rounding(params) if rounding else params
         logits, routers = forward(used, batch[:, :-1])
         loss = cross_entropy(logits, batch[:, 1:]).mean()
         balance = jnp.mean(jnp.stack([balance_loss(r, experts_per_token) for r in routers])) if routers else 0.0

@@ -26,12 +26,14 @@ def cosine_schedule(updates: int, peak: float, warmup: int) -> optax.Schedule:
 
 
 def muon(
-    rate: optax.Schedule, weight_decay: float, tables: tuple[str, ...] = ("embed", "head", "router")
+    rate: optax.Schedule,
+    weight_decay: float,
+    tables: tuple[str, ...] = ("embed", "head", "router", "conv", "shared_scale"),
 ) -> optax.GradientTransformation:
     """Muon for the matrices between hidden states (arXiv 2502.16982, update RMS 0.2 of the rate), AdamW (b2 0.95,
     Nesterov) for everything else, both behind a clip of the global norm at 1.
 
-    ``tables``: names of matrices that AdamW moves too: rows that belong to tokens or experts. Only the
+    ``tables``: names of matrices that AdamW moves too: rows that belong to tokens, experts or taps. Only the
     matrices of Muon decay.
     """
 

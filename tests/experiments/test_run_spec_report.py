@@ -49,7 +49,7 @@ def report(**changed) -> Report:
     """Two rounds of 4 and 8 tokens against twelve plain steps."""
     plain = dict(
         command="python -m experiments.run_spec",
-        pair=Facts(("target", "drafter"), "greedy", True, 8, 16, 2),
+        pair=Facts(("target", "drafter"), "gpt_oss", "greedy", True, 8, 16, 2),
         prompts_known=64,
         seed=0,
         machine=Machine("cpu", "cpu", 1, 2, {"python": "3", "jax": "1"}, None),
@@ -161,7 +161,7 @@ def test_next_to_no_acceptance_is_suspicious():
 def test_a_dense_target_has_no_expert_line():
     silent = [dataclasses.replace(g, union=np.zeros(0)) for (g,) in SPECULATIVE.repeats]
     dense = dataclasses.replace(SPECULATIVE, repeats=tuple((g,) for g in silent))
-    made = report(speculative=dense, pair=Facts(("a", "b"), "greedy", True, 8, 0, 0))
+    made = report(speculative=dense, pair=Facts(("a", "b"), "qwen3", "greedy", True, 8, 0, 0))
     assert line(made, "experts") == ""
     assert payload(made)["union_mean"] is None
 

@@ -1,0 +1,66 @@
+"""Several pairs on one screen: a row each, from the same reports as the summaries."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from checkpoints.safetensors_file import write_text
+from experiments.report import Report, payload
+from experiments.summary import warnings
+
+WIDTH = 120
+COLUMNS = (
+    *("pair", "family", "block", "tok/verify", "verified", "accepted"),
+    *("plain", "spec", "speedup", "agreement", "union"),
+)
+
+
+def show(reports: Sequence[Report], console: Console | None = None) -> None:
+    """Print the table, what its figures hold for, and every pair's warnings."""
+    console = console or Console(width=WIDTH, highlight=False)
+    first = reports[0].speculative.conditions
+    table = Table(title=f"{first.dtype}, batch {first.batch}, {first.device}, greedy: a row per pair", box=None)
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name in COLUMNS[:2] else "right", no_wrap=True)
+    for report in reports:
+        table.add_row(*_row(report))
+    console.print(table)
+    console.print(
+        "tok/verify: tokens delivered / verifications; plain, spec: median tok/s; union: experts per layer that a "
+        "verification reads"
+    )
+    for report in reports:
+        for words in warnings(report):
+            console.print(f"{report.pair.names[0]}: {words}", markup=False)
+
+
+def _row(report: Report) -> list[str]:
+    found = payload(report)
+    agreed, texts = report.agreement, len(report.speculative.texts)
+    return [
+        report.pair.names[0],
+        report.pair.family,
+        str(report.block_size),
+        _number(found["acceptance_length"], ".2f"),
+        f"{found['verified_tokens']:,}/{found['verifies']:,}",
+        _number(found["acceptance_ratio"], ".0%"),
+        _number(found["plain_tok_s"], ".0f"),
+        _number(found["spec_tok_s"], ".0f"),
+        _number(found["speedup"], ".2f", "x"),
+        f"{round(agreed.share * texts)}/{texts}" if agreed else "-",
+        _number(found["union_mean"], ".2f", f"/{report.pair.experts}"),
+    ]
+
+
+def _number(value: float | None, how: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{how}}{unit}"
+
+
+def write_json(reports: Sequence[Report], path: Path) -> None:
+    """``{"pairs": {name: what run_spec writes of one}}``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = {report.pair.names[0]: payload(report) for report in reports}
+    write_text(path, json.dumps({"pairs": found}, indent=2) + "\n")
