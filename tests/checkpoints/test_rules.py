@@ -45,7 +45,7 @@ FAMILIES = {
     "glm4_moe_lite": lambda folder: write_mixture(folder, GLM4_MOE_LITE_HF),
     "glm_moe_dsa": lambda folder: write_mixture(folder, GLM_MOE_DSA_HF),
     "qwen3_5_moe-fused": lambda folder: write_mixture(folder, QWEN3_5_MOE_HF, "fused"),
-    "qwen3_5_moe-single": lambda folder: write_mixture(folder, QWEN3_5_MOE_HF),
+    "qwen3_5_moe-single": lambda folder: write_mixture(folder, QWEN3_5_MOE_HF, "single"),
     "qwen3": write_qwen3,
     "qwen3-tied": lambda folder: write_qwen3(folder, tie_word_embeddings=True),
     "drafter": write_drafter,

@@ -179,7 +179,9 @@ def write_qwen3(folder: Path, **keys: Any) -> tuple[FlaxTarget, Any]:
     return target, params
 
 
-def write_mixture(folder: Path, config: dict[str, Any], stored: str = "single", **keys: Any) -> tuple[FlaxTarget, Any]:
+def write_mixture(
+    folder: Path, config: dict[str, Any], stored: str | None = None, **keys: Any
+) -> tuple[FlaxTarget, Any]:
     """A checkpoint of a family whose experts are plain matrices."""
     config = config | keys
     config_type, module_type = MODELS[config["model_type"]]

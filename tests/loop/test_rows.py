@@ -12,7 +12,8 @@ from tests.support.families import family
 from tests.support.oracle import ALL, script
 from tests.support.texts import cut_at, greedy, random_prompts, scripted, speculate
 
-NAMES, BLOCK, TOKENS = ("gpt_oss-split", "qwen3-untied"), 8, 40
+NAMES = ("gpt_oss-split", "qwen3-untied", "qwen3_5_moe-solve", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa")
+BLOCK, TOKENS = 8, 40
 LENGTHS = (5, 61, 17, 1)
 ACCEPT = ([7, 0, 3], [0, 0, 0], [1, 7, 1], [4, 4, 4])
 
