@@ -27,9 +27,13 @@ def tokens_of(name: str, count: int, rows: int = 1) -> np.ndarray:
 
 def memories(name: str, cache) -> list[tuple[np.ndarray, np.ndarray]]:
     """State and convolution window of every recurrent layer, after the tokens that the cache's length counts."""
-    taps = family(name).target.config.conv_taps
     layers = [memory for memory in cache.layers if isinstance(memory, Recurrence)]
-    return [tuple(map(np.asarray, recurrence.resume(memory, cache.length, taps))) for memory in layers]
+    return jax.device_get(_resume(layers, cache.length, family(name).target.config.conv_taps))
+
+
+@functools.partial(jax.jit, static_argnames="taps")
+def _resume(layers, length, taps: int):
+    return [recurrence.resume(memory, length, taps) for memory in layers]
 
 
 def hear(name: str, tokens: np.ndarray, pieces, undo: int, capacity: int = 160):
@@ -100,7 +104,7 @@ def test_B29_rejected_drafts_leave_no_trace_in_the_state(name: str, script: tupl
 
 def test_B29_states_are_float32_in_a_bfloat16_network() -> None:
     target = family(METHODS[0]).target
-    half = type(target)(target.module.clone(dtype=jnp.bfloat16))
+    half = type(target)(target.module.clone(dtype=jnp.dtype("bfloat16")))
     layers = [memory for memory in half.init_cache(1, 32, BLOCK).layers if isinstance(memory, Recurrence)]
     assert layers
     for memory in layers:
