@@ -22,6 +22,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from checkpoints.safetensors_file import write_text
 from dflash_jax import delta, recurrence
 from dflash_jax.recurrence import JOURNALS, Recurrence, Sizes
 from experiments.machine import describe
@@ -136,24 +137,34 @@ def measure(args: Args, batch: int, block: int) -> dict:
 
 def show(rows: list[dict], console: Console) -> None:
     """One line per block size and batch."""
-    table = Table(title="a round of one GatedDeltaNet layer: ms (least - largest), and MB of its memory")
+    table = Table(title="a round of one GatedDeltaNet layer: median ms, and MB of its memory", box=None)
     for column in ("batch", "block", *JOURNALS, "no journal", *(f"{method} MB" for method in JOURNALS), "state MB"):
         table.add_column(column, justify="right")
     for row in rows:
-        times = [
-            f"{row['seconds'][m] * 1e3:.2f} ({row['spread'][m][0] * 1e3:.2f} - {row['spread'][m][1] * 1e3:.2f})"
-            for m in (*JOURNALS, "rest")
-        ]
+        times = [f"{row['seconds'][method] * 1e3:.2f}" for method in (*JOURNALS, "rest")]
         sizes = [f"{row['bytes'][method] / 1e6:.1f}" for method in JOURNALS]
         table.add_row(str(row["batch"]), str(row["block"]), *times, *sizes, f"{row['state_bytes'] / 1e6:.1f}")
     console.print(table)
+    widest = max(most / least for row in rows for least, most in row["spread"].values())
+    console.print(f"slowest over fastest repeat of one figure: at most {widest:.2f}")
+    fastest = {min(JOURNALS, key=row["seconds"].get) for row in rows}
+    console.print(
+        f"fastest everywhere: {', '.join(fastest)}" if len(fastest) == 1 else "no method is fastest everywhere"
+    )
+
+
+def _plain(args: Args) -> dict:
+    return {name: value for name, value in asdict(args).items() if name != "json"}
 
 
 def main(args: Args) -> None:
     rows = [measure(args, batch, block) for batch in args.batches for block in args.blocks]
-    show(rows, Console())
+    show(rows, Console(width=110))
     if args.json:
-        args.json.write_text(json.dumps({"machine": asdict(describe()), "rows": rows}, indent=1) + "\n")
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        write_text(
+            args.json, json.dumps({"machine": asdict(describe()), "args": _plain(args), "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":
