@@ -52,6 +52,8 @@ def test_all_codes_decode_to_the_bit(scale):
     want = np.array([np.float32(value_of(code)) * scale for code in range(256)], np.float32).reshape(16, 16)
     np.testing.assert_array_equal(fp8.decode(codes, np.full((1, 1), scale)), want)
     np.testing.assert_array_equal(fp8.decode(codes, np.full((16, 1), scale)), want)
+    in_use = decode(Fp8(jnp.asarray(codes), jnp.full((16, 1), scale)), jnp.dtype("float32"))
+    np.testing.assert_array_equal(np.asarray(in_use), want)
 
 
 @pytest.mark.parametrize("shape", [(576, 130), (128, 128), (129, 1), (192, 300)])

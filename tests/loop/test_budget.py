@@ -9,13 +9,14 @@ from tests.support.families import family
 from tests.support.oracle import ALL, script
 from tests.support.texts import greedy, plain, random_prompts, scripted, speculate
 
-NAME, BLOCK, LENGTHS = "gpt_oss-split", 8, (5, 29, 17, 1)
+FAMILIES = ("gpt_oss-split", "qwen3_5_moe-solve", "glm4_moe", "glm_moe_dsa")
+NAME, BLOCK, LENGTHS = FAMILIES[0], 8, (5, 29, 17, 1)
 BUDGETS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1)
 
 
-@pytest.fixture(scope="module")
-def case():
-    chosen = family(NAME)
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request):
+    chosen = family(request.param)
     prompts = random_prompts(chosen, LENGTHS)
     return chosen, prompts, greedy(chosen, prompts, 48)
 

@@ -14,7 +14,7 @@ from tests.support.oracle import ALL, script
 from tests.support.texts import cut_at, greedy, plain, random_prompts, scripted
 from tests.support.texts import speculate as decode
 
-FAMILIES = ("gpt_oss-split", "qwen3-untied")
+FAMILIES = ("gpt_oss-split", "qwen3-untied", "qwen3_5_moe-solve", "glm4_moe", "glm_moe_dsa")
 BLOCK, TOKENS, LENGTHS = 8, 40, (9, 5, 17, 1)
 
 

@@ -17,7 +17,13 @@ LENGTHS, BLOCK = (9, 1, 17, 33, 4), 8
 SCRIPTS = ([[ALL]], [[0]], [[7, 0, 3], [1], [5, 2], [4, 6, 0], [2]])
 
 
-@pytest.mark.parametrize(("name", "block"), [("gpt_oss-split", 2), ("gpt_oss-split", 16), ("qwen3-untied", 8)])
+CASES = [
+    *(("gpt_oss-split", 2), ("gpt_oss-split", 16), ("qwen3-untied", 8)),
+    *(("qwen3_5_moe-solve", 8), ("glm4_moe", 8), ("glm4_moe_lite", 4), ("glm_moe_dsa", 8)),
+]
+
+
+@pytest.mark.parametrize(("name", "block"), CASES)
 def test_B08_float32_text_is_the_plain_text(name: str, block: int) -> None:
     chosen = family(name, "float32")
     prompts = random_prompts(chosen, LENGTHS)
@@ -27,7 +33,7 @@ def test_B08_float32_text_is_the_plain_text(name: str, block: int) -> None:
         assert out.tokens == [text[:64] for text in truth]
 
 
-@pytest.mark.parametrize(("name", "block"), [("gpt_oss-split", 2), ("gpt_oss-split", 16), ("qwen3-untied", 8)])
+@pytest.mark.parametrize(("name", "block"), CASES)
 def test_B08_bfloat16_text_parts_from_the_plain_text_at_ties_only(name: str, block: int) -> None:
     """Where they first differ, the plain run's two best logits are nearer than rounding can move them."""
     chosen = family(name, "bfloat16")

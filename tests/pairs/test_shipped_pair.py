@@ -1,4 +1,4 @@
-"""The shipped pair: exact on held-out text, as good as its committed figures say, and in the released layouts."""
+"""The shipped pairs: exact on held-out text, as good as their committed figures say, and in the released layouts."""
 
 import json
 from pathlib import Path
@@ -7,38 +7,50 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
 from checkpoints.load import load_drafter, load_target
+from checkpoints.reader import open_checkpoint
 from dflash_jax.generate import Decoder
 from dflash_jax.metrics import acceptance_length
 from dflash_jax.plain import NoDrafter
+from experiments.corpus import load_tokenizer
+from experiments.pair import PAIRS, known_pairs
+from experiments.prompts import read_rows
+from experiments.recipes import RECIPES
 
-PAIRS = Path(__file__).parents[2] / "checkpoints" / "pairs"
-TARGET, DRAFT = PAIRS / "tiny-gpt-oss", PAIRS / "tiny-gpt-oss-dflash"
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 NEW_TOKENS = 128
 
 
-def load(dtype=jnp.float32):
-    drafter, draft_params = load_drafter(DRAFT, TARGET, dtype=jnp.dtype(dtype))
-    target, params = load_target(TARGET, dtype=jnp.dtype(dtype), taps=drafter.config.taps)
+def load(pair: str, dtype: str = "float32", **options) -> tuple[Decoder, Decoder]:
+    """Plain and speculative decoders."""
+    folder, kind = PAIRS / pair, jnp.dtype(dtype)
+    drafter, draft_params = load_drafter(f"{folder}-dflash", folder, dtype=kind)
+    target, params = load_target(folder, dtype=kind, taps=drafter.config.taps, **options)
     return Decoder(target, params), Decoder(target, params, drafter, draft_params)
 
 
-@pytest.fixture(scope="module")
-def decoders():
-    return load()
+def test_every_recipe_is_shipped() -> None:
+    assert sorted(RECIPES) == known_pairs()
+
+
+@pytest.fixture(scope="module", params=sorted(RECIPES))
+def pair(request) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def prompts():
+def decoders(pair):
+    return load(pair)
+
+
+@pytest.fixture(scope="module")
+def prompts(pair):
     """Token ids of the held-out prompts, by split."""
-    tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
-    rows = [json.loads(line) for line in (TARGET / "prompts.jsonl").read_text().splitlines()]
+    tokenizer = load_tokenizer(PAIRS / pair)
     found = {}
-    for row in rows:
-        found.setdefault(row["split"], []).append(tokenizer.encode(row["text"]).ids)
+    for row in read_rows(PAIRS / "tiny-gpt-oss" / "prompts.jsonl"):
+        found.setdefault(row.split, []).append(tokenizer.encode(row.text).ids)
     return found
 
 
@@ -59,11 +71,40 @@ def test_float32_text_is_plain_text_on_56_held_out_prompts(texts):
         assert all(len(row) == NEW_TOKENS for row in plain.tokens)
 
 
-def test_acceptance_is_what_the_committed_results_say(texts):
+def test_acceptance_is_what_the_committed_results_say(pair, texts):
     """Batches of rows give the acceptance that solo runs were committed with, for the prompts they share."""
     counts = np.concatenate([speculative.counts[row, :] for _, speculative in texts[:4] for row in range(8)])
-    committed = json.loads((RESULTS / "pair_modeling.json").read_text())["acceptance_length"]
-    assert acceptance_length(counts) == pytest.approx(committed, rel=0.15)
+    committed = json.loads((RESULTS / "pairs.json").read_text())["pairs"][pair]
+    assert committed["block_size"] == 8
+    assert acceptance_length(counts) == pytest.approx(committed["acceptance_length"], rel=0.15)
+    assert committed["acceptance_length"] >= 3.0
+    assert committed["agreement"] == 1.0
+
+
+def test_the_config_is_the_recipes(pair):
+    written = json.loads((PAIRS / pair / "config.json").read_text())
+    written.pop("quantization_config", None)
+    assert written == RECIPES[pair].config
+
+
+def test_experts_are_stored_as_released(pair):
+    codes = {entry.code for name, entry in open_checkpoint(PAIRS / pair).entries.items() if ".mlp.experts." in name}
+    assert (
+        codes
+        == {
+            "tiny-gpt-oss": {"U8", "BF16"},
+            "tiny-qwen3.5-moe": {"BF16"},
+            "tiny-glm4-moe": {"F8_E4M3", "F32"},
+        }[pair]
+    )
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt-oss", "tiny-glm4-moe"])
+def test_packed_experts_say_what_decoded_ones_say(name):
+    tokenizer = load_tokenizer(PAIRS / name)
+    prompts = [tokenizer.encode(row.text).ids for row in read_rows(PAIRS / "tiny-gpt-oss" / "prompts.jsonl")[:8]]
+    (_, decoded), (_, packed) = load(name), load(name, experts="packed")
+    assert packed.generate(prompts, 64).tokens == decoded.generate(prompts, 64).tokens
 
 
 def test_a_mixed_batch_equals_solo_runs(decoders, prompts):
@@ -74,9 +115,9 @@ def test_a_mixed_batch_equals_solo_runs(decoders, prompts):
         assert speculative.generate([prompt], budget).tokens[0] == row
 
 
-def test_bfloat16_at_the_same_width_is_bit_equal(prompts):
+def test_bfloat16_at_the_same_width_is_bit_equal(pair, prompts):
     """Plain decoding at a verification's width has its matmuls, so its roundings, so its text."""
-    _, speculative = load(jnp.bfloat16)
+    _, speculative = load(pair, "bfloat16")
     wide = Decoder(speculative.target, speculative.params, NoDrafter(speculative.drafter.block_size))
     for prompt in prompts["modeling"][:4]:
         assert speculative.generate([prompt], 64).tokens == wide.generate([prompt], 64).tokens
