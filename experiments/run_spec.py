@@ -147,9 +147,9 @@ def compare_all(args: Args, waiting: Waiting) -> list[Report]:
     with _refusals():
         if args.stream or args.plots or args.explain:
             raise ValueError("--pair all prints one table: leave out --stream, --plots and --explain, or name one pair")
-        each = [replace(args, pair=name, json=None) for name in known_pairs()]
+        each = [replace(args, pair=name) for name in known_pairs()]
         plans = [prepare(one) for one in each]
-    reports = [run(one, plan, waiting) for one, plan in zip(each, plans, strict=True)]
+    reports = [run(replace(one, json=None), plan, waiting) for one, plan in zip(each, plans, strict=True)]
     comparison.show(reports)
     if args.json is not None:
         comparison.write_json(reports, args.json)

@@ -47,6 +47,12 @@ def test_what_is_for_one_pair_is_refused(two_pairs, more, capsys):
     assert "--pair all prints one table" in capsys.readouterr().err
 
 
+def test_a_file_that_cannot_be_written_is_refused_first(two_pairs, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run_spec.main(Args(pair="all", json=tmp_path))
+    assert "is a folder; expected a file" in capsys.readouterr().err
+
+
 def test_one_bad_pair_stops_all_before_any_is_loaded(two_pairs, tmp_path, monkeypatch, capsys):
     (tmp_path / "pairs" / "two-dflash" / "config.json").unlink()
     monkeypatch.setattr(run_spec, "load_pair", lambda *_, **__: pytest.fail("a pair was loaded"))
