@@ -2,7 +2,7 @@
 
     python -m experiments.train_target --out runs/target     # tiny-gpt-oss, 41 minutes on two cores
     python -m experiments.train_target --out runs/target     # the same line again resumes
-    python -m experiments.train_target --out runs/qwen --pair tiny-qwen3.5-moe --updates 600
+    python -m experiments.train_target --out runs/qwen --pair tiny-qwen3.5-moe --updates 500
 
 Text: the train split of :mod:`experiments.corpus`. The last part of the run trains through what the file can hold
 (MXFP4 experts, FP8 matrices), so that the stored checkpoint is the network that was trained. Writes orbax checkpoints,

@@ -7,7 +7,7 @@ from dflash_jax.generate import SMALLEST_CAPACITY, Decoder, bucket
 from dflash_jax.plain import NoDrafter
 from tests.support.families import family
 from tests.support.oracle import ALL, script
-from tests.support.texts import greedy, plain, random_prompts, scripted, speculate
+from tests.support.texts import greedy, lively_prompts, plain, random_prompts, scripted, speculate
 
 FAMILIES = ("gpt_oss-split", "qwen3_5_moe-solve", "glm4_moe", "glm_moe_dsa")
 NAME, BLOCK, LENGTHS = FAMILIES[0], 8, (5, 29, 17, 1)
@@ -17,7 +17,7 @@ BUDGETS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOC
 @pytest.fixture(scope="module", params=FAMILIES)
 def case(request):
     chosen = family(request.param)
-    prompts = random_prompts(chosen, LENGTHS)
+    prompts = lively_prompts(chosen, LENGTHS)
     return chosen, prompts, greedy(chosen, prompts, 48)
 
 

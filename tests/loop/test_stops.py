@@ -11,7 +11,7 @@ from tests.support.drafters import tiny_drafter
 from tests.support.families import Family, family
 from tests.support.loop import trace_anew
 from tests.support.oracle import ALL, script
-from tests.support.texts import cut_at, greedy, plain, random_prompts, scripted
+from tests.support.texts import cut_at, greedy, lively_prompts, plain, random_prompts, scripted
 from tests.support.texts import speculate as decode
 
 FAMILIES = ("gpt_oss-split", "qwen3-untied", "qwen3_5_moe-solve", "glm4_moe", "glm_moe_dsa")
@@ -20,7 +20,7 @@ BLOCK, TOKENS, LENGTHS = 8, 40, (9, 5, 17, 1)
 
 def check_stops(chosen: Family, accept=((ALL,),), places=range(17)) -> set[int]:
     """Declare every token of the first row's text a stop id in turn. Returns the offsets in a block that were tried."""
-    prompts, offsets = random_prompts(chosen, LENGTHS), set()
+    prompts, offsets = lively_prompts(chosen, LENGTHS), set()
     truth = greedy(chosen, prompts, TOKENS + BLOCK)
     for row, text in enumerate(truth):
         for place in places:
