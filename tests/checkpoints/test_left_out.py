@@ -64,6 +64,21 @@ def test_B41_the_gated_norm_is_the_files_own_and_the_others_are_distances_from_o
     np.testing.assert_allclose(np.mean(np.square(hidden), axis=-1), 1.0, rtol=1e-2)
 
 
+@pytest.mark.parametrize("place", ["top", "text_config"])
+def test_B40_a_tied_head_of_a_nested_config_is_the_embedding(tmp_path, place):
+    config = QWEN3_5_MOE_HF
+    if place == "top":
+        config = config | {"tie_word_embeddings": True}
+    else:
+        config = config | {"text_config": config["text_config"] | {"tie_word_embeddings": True}}
+    target, params = write_mixture(tmp_path, config, "fused")
+    assert not [name for name in open_checkpoint(tmp_path) if "lm_head" in name]
+    _, loaded = load_target(tmp_path)
+    assert "head" not in loaded and equal(loaded, params)
+    hidden = jnp.ones((1, 2, target.config.hidden_size))
+    np.testing.assert_array_equal(target.unembed(loaded, hidden), hidden @ loaded["embed"].T)
+
+
 def as_extra_layer(tensors: dict, prefix: str, layer: int, ends: tuple[str, ...]) -> dict:
     """The last layer again as the MTP layer, with its own projections, and copies of what ``ends`` names."""
     last = {name: value for name, value in tensors.items() if f"layers.{layer - 1}." in name}
