@@ -84,8 +84,8 @@ def test_a_prompt_in_pieces(case):
 
 
 def test_greedy_text(case):
-    """The golden's text comes from forwards over everything said so far. transformers' assisted decoding is no reference:
-    its cache leaves rejected tokens in a recurrent state, and z-lab's own loop on it parts from greedy text on Qwen3.5."""
+    """The golden's text comes from forwards over everything said so far: transformers' cache, cropped after a rejected
+    block, leaves the rejected tokens in a recurrent state."""
     folder, description, golden = case
     target, params = load_target(folder)
     prompts = golden["input_ids"][:, : description["text"]["greedy_prefix"]].tolist()
