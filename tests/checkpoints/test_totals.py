@@ -14,7 +14,6 @@ from checkpoints import gpt_oss, mixture
 from checkpoints.config import text_config
 from checkpoints.registry import DRAFTER_RULES, RULES
 from checkpoints.rules import assign, flatten
-from dflash_jax.moe import LAYOUTS
 from models import MODELS
 from models.dflash import DFlash, DFlashConfig, DFlashDrafter
 from models.target import FlaxTarget
@@ -124,7 +123,7 @@ def test_gpt_oss_bytes_of_the_release(name):
     assert files["lm_head.weight"] == files["model.embed_tokens.weight"] == ((201088, 2880), "BF16")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["split", "stacked", "packed"])
 def test_gpt_oss_20b_parameters_in_every_layout(layout):
     assert values(shapes_of("gpt-oss-20b", layout=layout)) == PARAMETERS["gpt-oss-20b"]
 

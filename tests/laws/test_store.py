@@ -9,10 +9,12 @@ import pytest
 
 from dflash_jax import moe
 from dflash_jax.nn import clamped_swiglu
+from kernels_pallas import fp8
 from models.target import FlaxTarget
-from tests.support.families import GPT_OSS, family
+from tests.support.families import GPT_OSS, family, with_experts
 from tests.support.steps import UNDO, agree, empty, step, whole_text
 
+GPT_OSS_LAYOUTS = ("split", "stacked", "packed")
 OTHERS = ("gpt_oss-stacked", "gpt_oss-packed")
 
 
@@ -33,6 +35,38 @@ def test_every_layout_gives_the_same_step(name: str, size: int) -> None:
     assert (choices >= 2 * GPT_OSS.experts) == (size == UNDO)
     split, kept = (step(chosen.target, chosen.params, text.tokens[:, :size], empty(chosen)) for chosen in (one, other))
     agree(split.logits, kept.logits, "logits")
+
+
+@pytest.mark.parametrize("size", [1, UNDO])
+@pytest.mark.parametrize("name", ["glm4_moe", "glm_moe_dsa", "qwen3_5_moe-solve"])
+def test_experts_in_fp8_give_the_step_of_their_values(name: str, size: int) -> None:
+    chosen, tokens = family(name), whole_text(name).tokens[:, :size]
+
+    def fp8_of(experts: tuple[dict, ...]) -> dict:
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *experts)
+        return {matrix: _pack(np.asarray(weights)) for matrix, weights in stacked.items()}
+
+    packed = with_experts(chosen.params, fp8_of)
+    decoded = with_experts(packed, lambda experts: moe.split({name: _decode(w) for name, w in experts.items()}))
+    kept = chosen._replace(target=FlaxTarget(chosen.target.module.clone(layout="fp8")), params=packed)
+    one, other = (
+        step(each.target, each.params, tokens, empty(each)) for each in (kept, chosen._replace(params=decoded))
+    )
+    agree(one.logits, other.logits, "logits")
+    assert (
+        np.abs(np.asarray(one.logits) - step(chosen.target, chosen.params, tokens, empty(chosen)).logits).max() > 1e-3
+    )
+
+
+def _pack(weights: np.ndarray) -> fp8.Fp8:
+    """Matrices ``[E I O]``, every one with scales per block."""
+    codes, scales = zip(*(fp8.pack(matrix.T) for matrix in weights), strict=True)
+    rows = [np.repeat(each, fp8.BLOCK, axis=0)[: weights.shape[2]] for each in scales]
+    return fp8.Fp8(codes=jnp.asarray(np.stack(codes)), scales=jnp.asarray(np.stack(rows)))
+
+
+def _decode(weight: fp8.Fp8) -> jax.Array:
+    return fp8.decode(weight, jnp.dtype("float64")).swapaxes(-1, -2)
 
 
 def mlp(x, expert):
@@ -78,7 +112,7 @@ def test_visiting_all_experts_or_those_in_use_is_the_same_sum(dtype: str, rows: 
     np.testing.assert_allclose(every, in_use, rtol=0, atol=ulps * largest)
 
 
-@pytest.mark.parametrize("layout", moe.LAYOUTS)
+@pytest.mark.parametrize("layout", GPT_OSS_LAYOUTS)
 def test_a_mixture_is_its_definition(layout: str) -> None:
     """``sum_k w[t, k] * mlp(x[t], expert[chosen[t, k]])``, one token and one expert at a time."""
     mixture, split = Mixture("float64", 3, layout), Mixture("float64", 3)
@@ -90,7 +124,7 @@ def test_a_mixture_is_its_definition(layout: str) -> None:
     agree(mixture.mixed(), expected, layout)
 
 
-@pytest.mark.parametrize("layout", moe.LAYOUTS)
+@pytest.mark.parametrize("layout", GPT_OSS_LAYOUTS)
 def test_neighbours_change_no_bit(layout: str) -> None:
     mixture = Mixture("float32", 3, layout)
     alone = mixture.mixed()
@@ -111,5 +145,5 @@ def test_the_law_can_fail() -> None:
 
 def test_an_unknown_layout_is_refused_by_name() -> None:
     woven = FlaxTarget(family("gpt_oss-split").target.module.clone(layout="woven"))
-    with pytest.raises(ValueError, match="known: split, stacked, packed"):
+    with pytest.raises(ValueError, match="known: split, stacked, packed, fp8"):
         woven.abstract_params()
