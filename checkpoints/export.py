@@ -1,7 +1,7 @@
 """From parameters to a folder in the layout of the releases, so that any other loader can read it.
 
-Targets as openai/gpt-oss and Qwen3 ship them, drafters as z-lab does; floats in bfloat16, experts as MXFP4 or
-bfloat16, shards small enough for any forge, and every file under a temporary name until it is whole.
+Targets as openai/gpt-oss and Qwen3 ship them, drafters as z-lab does; floats in bfloat16, experts as MXFP4,
+FP8 or bfloat16, shards small enough for any forge, and every file under a temporary name until it is whole.
 """
 
 import json
@@ -54,8 +54,10 @@ def export_target(
 
     Raises:
         CheckpointError: the folder holds weights already, or the parameters do not fit the family's rules.
-        ValueError: unknown ``model_type`` or ``experts``, or packed parameters to be written in bfloat16.
+        ValueError: unknown ``model_type`` or ``experts``, packed parameters to be written as floats, or FP8
+            experts with scales per row to be written with scales per block.
     """
+    _refuse_to_overwrite(Path(folder), overwrite)
     family = family_of(config.get("model_type"))
     config, rules, option = dict(config), family.rules, experts or next(iter(family.stores), None)
     if option is not None:
@@ -69,7 +71,7 @@ def export_target(
     if quantised:
         kept = sorted(_modules(tensors) - _modules(name for name in tensors if name.endswith(quantised)))
         config |= {"quantization_config": FP8_CONFIG | {"modules_to_not_convert": kept}}
-    _write(tensors, config, Path(folder), overwrite)
+    _write(tensors, config, Path(folder))
 
 
 def export_drafter(params: Any, config: dict[str, Any], folder: Path | str, *, overwrite: bool = False) -> None:
@@ -81,8 +83,20 @@ def export_drafter(params: Any, config: dict[str, Any], folder: Path | str, *, o
     Raises:
         CheckpointError: the folder holds weights already, or the parameters do not fit the rules.
     """
+    _refuse_to_overwrite(Path(folder), overwrite)
     tensors = dict(_tensors(params, DRAFTER_RULES, Path(folder), Family(DRAFTER_RULES)))
-    _write(tensors, config, Path(folder), overwrite)
+    _write(tensors, config, Path(folder))
+
+
+def _weights_in(folder: Path) -> set[str]:
+    return {file.name for file in folder.glob("model*.safetensors")}
+
+
+def _refuse_to_overwrite(folder: Path, overwrite: bool) -> None:
+    """Before anything is computed."""
+    old = sorted(_weights_in(folder))
+    if old and not overwrite:
+        raise_if(folder, [f"holds weights already ({', '.join(old)}); choose another folder or overwrite=True"])
 
 
 def _modules(names: Iterable[str]) -> set[str]:
@@ -101,11 +115,9 @@ def layout_of(params: Any) -> str:
     return "packed" if codes.dtype == np.uint8 else "fp8"
 
 
-def _write(tensors: dict[str, np.ndarray], config: dict[str, Any], folder: Path, overwrite: bool) -> None:
+def _write(tensors: dict[str, np.ndarray], config: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    old = {file.name for file in folder.glob("model*.safetensors")}
-    if old and not overwrite:
-        raise_if(folder, [f"holds weights already ({', '.join(sorted(old))}); choose another folder or overwrite=True"])
+    old = _weights_in(folder)
     shards = _shards({name: value.nbytes for name, value in tensors.items()})
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     names = names if len(shards) > 1 else [WHOLE]

@@ -54,7 +54,7 @@ def load_target(
 
     Raises:
         CheckpointError: listing all that is wrong with the folder, before any tensor is read; and during reading, for
-            MXFP4 scales that are NaN.
+            MXFP4 scales or FP8 codes that are NaN.
         ValueError: unknown ``model_type``, or a config key that is missing or unsupported.
     """
     reader = open_checkpoint(folder)

@@ -4,6 +4,7 @@ Fused files hold ``experts.gate_up_proj [E, 2F, D]`` (gate rows first) and ``exp
 split files hold ``experts.{e}.gate_proj.weight``, ``up_proj`` and ``down_proj`` per expert.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ from checkpoints.transforms import CODE, JOIN, ROWS, TRANSPOSE, repeated_scales
 
 EXPERTS = "model.layers.{i}.mlp.experts."
 
+OWNER = re.compile(r"(?!mtp\.).*layers\.(?P<layer>\d+)\.mlp\.experts\..*")
+
 FP8 = {"fp8": SUFFIXES[0], "fp8-rows": SUFFIXES[1]}
 """How FP8 experts may be stored -> what the names of their scales end in."""
 
@@ -31,9 +34,7 @@ def expert_rules(stored: str, layout: str) -> tuple[Rule, ...]:
     """
     if layout == "fp8":
         if stored not in FP8:
-            raise ValueError(
-                "experts packed as FP8 cannot be stored as floats; decode them first, or store them as FP8"
-            )
+            raise ValueError("experts packed as FP8 cannot be stored as floats; decode them first (experts='float32')")
         return _packed_rules(FP8[stored])
     place = "{e}/" if layout == "split" else ""
     gate_up, down = (f"moe_{{i}}/experts/{place}{name}" for name in ("gate_up", "down"))
@@ -62,19 +63,23 @@ def _packed_rules(suffix: str) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def stored_as(reader: Reader) -> str:
-    """How the experts of a file are stored, as :func:`expert_rules` calls it."""
-    if any(name.endswith("mlp.experts.gate_up_proj") for name in reader):
+def stored_as(reader: Reader, layers: int) -> str:
+    """How the experts of the first ``layers`` layers are stored, as :func:`expert_rules` calls it: one of :data:`FP8`
+    only if every matrix has scales. Those of multi-token heads do not count."""
+    names = [name for name in reader if (at := OWNER.fullmatch(name)) and int(at["layer"]) < layers]
+    if any(name.endswith(".gate_up_proj") for name in names):
         return "fused"
-    ends = {name.partition(".down_proj.weight")[2] for name in reader if ".mlp.experts." in name}
-    return next((kind for kind, suffix in FP8.items() if suffix in ends), "single")
+    weights = [name for name in names if name.endswith(".weight")]
+    kinds = (kind for kind, suffix in FP8.items() if weights and all(name + suffix in reader for name in weights))
+    return next(kinds, "single")
 
 
 def chooser(config_type: type) -> Callable[[dict[str, Any], Reader, jnp.dtype, str | None], Experts]:
     """The choice of a family (see :class:`checkpoints.family.Family`) whose config has ``experts``."""
 
     def choose(config: dict[str, Any], reader: Reader, dtype: jnp.dtype, option: str | None) -> Experts:
-        stored, sizes = stored_as(reader), config_type.from_hf(config)
+        sizes = config_type.from_hf(config)
+        stored = stored_as(reader, sizes.layers)
         mixtures = sizes.layers - getattr(sizes, "dense_layers", 0)
         values = mixtures * sizes.experts * 3 * sizes.hidden_size * sizes.expert_size
         if option is None:
@@ -85,7 +90,7 @@ def chooser(config_type: type) -> Callable[[dict[str, Any], Reader, jnp.dtype, s
             raise ValueError(f"experts={option!r} is not known; known: packed, bfloat16, float32")
         if option == "packed":
             if stored not in FP8:
-                what = "experts='packed' needs FP8 experts with scales; this file has plain ones"
+                what = "experts='packed' needs FP8 experts with scales in every layer; this file has plain ones"
                 raise_if(reader.folder, [f"{what}: use experts='bfloat16' or 'float32'"])
             note = f"kept as FP8, {values / 2**30:.2f} GiB"
             return Experts("fp8", expert_rules(stored, "fp8"), dtype, note)

@@ -10,7 +10,9 @@ the memory updated in place, as in decoding. The methods take turns; medians ove
 """
 
 import json
+import shlex
 import statistics
+import sys
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -153,8 +155,8 @@ def show(rows: list[dict], console: Console) -> None:
     )
 
 
-def _plain(args: Args) -> dict:
-    return {name: value for name, value in asdict(args).items() if name != "json"}
+def _command() -> str:
+    return shlex.join(["python", "-m", "experiments.ablate_rollback", *sys.argv[1:]])
 
 
 def main(args: Args) -> None:
@@ -163,7 +165,7 @@ def main(args: Args) -> None:
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         write_text(
-            args.json, json.dumps({"machine": asdict(describe()), "args": _plain(args), "rows": rows}, indent=1) + "\n"
+            args.json, json.dumps({"command": _command(), "machine": asdict(describe()), "rows": rows}, indent=1) + "\n"
         )
 
 

@@ -59,8 +59,10 @@ def _number(value: float | None, how: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{how}}{unit}"
 
 
-def write_json(reports: Sequence[Report], path: Path) -> None:
-    """``{"pairs": {name: what run_spec writes of one}}``."""
+def write_json(command: str, reports: Sequence[Report], path: Path) -> None:
+    """``{"command", "pairs": {name: what run_spec writes of one}}``, but for the peak memory: the process is shared."""
     path.parent.mkdir(parents=True, exist_ok=True)
     found = {report.pair.names[0]: payload(report) for report in reports}
-    write_text(path, json.dumps({"pairs": found}, indent=2) + "\n")
+    for each in found.values():
+        each["memory_bytes"]["peak"] = None
+    write_text(path, json.dumps({"command": command, "pairs": found}, indent=2) + "\n")

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from tokenizers import Tokenizer
 
 import checkpoints
-from checkpoints.load import load_drafter, load_target, read_config, stop_ids
+from checkpoints.load import load_drafter, load_target, plan_target, read_config, stop_ids
+from checkpoints.reader import open_checkpoint
 from dflash_jax.generate import LARGEST_BLOCK, Decoder
 from dflash_jax.protocols import Drafter, Params, Target
 from models.dflash import DFlashConfig
@@ -160,6 +161,16 @@ def load_tokenizer(target: Path) -> Tokenizer:
     if not file.is_file():
         raise ValueError(f"{target} has no tokenizer.json; copy it from the release, prompts are given as text")
     return Tokenizer.from_file(str(file))
+
+
+def check_target(folders: Folders, *, dtype: str, experts: str | None) -> None:
+    """Hold the target's headers against its family, reading no weight.
+
+    Raises:
+        ValueError: whatever the loader would refuse.
+    """
+    config = read_config(folders.target)
+    plan_target(open_checkpoint(folders.target), config, dtype=jnp.dtype(dtype), experts=experts)
 
 
 def load_pair(folders: Folders, tokenizer: Tokenizer, *, dtype: str, experts: str | None) -> Pair:

@@ -26,7 +26,7 @@ from experiments import agreement, comparison, machine, runs, timing
 from experiments.arguments import Args, command
 from experiments.compilation import CompileWatch, use_compilation_cache
 from experiments.definitions import LABEL, explanation
-from experiments.pair import ALL_PAIRS, Pair, known_pairs, load_pair
+from experiments.pair import ALL_PAIRS, Pair, check_target, known_pairs, load_pair
 from experiments.plan import Plan, prepare
 from experiments.progress import Waiting
 from experiments.report import Compiled, Report, write_json
@@ -149,10 +149,12 @@ def compare_all(args: Args, waiting: Waiting) -> list[Report]:
             raise ValueError("--pair all prints one table: leave out --stream, --plots and --explain, or name one pair")
         each = [replace(args, pair=name) for name in known_pairs()]
         plans = [prepare(one) for one in each]
+        for plan in plans:
+            check_target(plan.folders, dtype=args.dtype, experts=args.experts)
     reports = [run(replace(one, json=None), plan, waiting) for one, plan in zip(each, plans, strict=True)]
     comparison.show(reports)
     if args.json is not None:
-        comparison.write_json(reports, args.json)
+        comparison.write_json(command(args), reports, args.json)
         print(f"{'written':<{LABEL}}{args.json}")
     return reports
 

@@ -83,13 +83,8 @@ def main(args: Args) -> None:
         cosine_schedule(args.updates, args.learning_rate, warmup=min(60, args.updates // 10)), args.weight_decay
     )
     update = {
-        rounded: make_update(
-            forward,
-            optimizer,
-            experts_per_token=target.config.experts_per_token,
-            rounding=rounding if rounded else None,
-        )
-        for rounded in (False, True)
+        each: make_update(forward, optimizer, experts_per_token=target.config.experts_per_token, rounding=each)
+        for each in (None, rounding)
     }
 
     @jax.jit
@@ -118,8 +113,8 @@ def run(args, state: TrainState, update, evaluate, splits, saved) -> TrainState:
     log, recent, started = args.out / "log.jsonl", [], time.time()
     first = int(state.step)
     for step in track(range(first, args.updates), description="training"):
-        rounded = step >= args.quantize_from * args.updates
-        state, report = update[rounded](state, jnp.asarray(windows_of(splits["train"], args, step)))
+        rounding = RECIPES[args.pair].rounding if step >= args.quantize_from * args.updates else None
+        state, report = update[rounding](state, jnp.asarray(windows_of(splits["train"], args, step)))
         recent.append(float(report["loss"]))
         if (step + 1) % args.save_every and step + 1 != args.updates:
             continue
@@ -128,7 +123,7 @@ def run(args, state: TrainState, update, evaluate, splits, saved) -> TrainState:
             "tokens": (step + 1) * args.batch * args.tokens,
             "train_loss": float(np.mean(recent)),
             "balance": float(report["balance"]),
-            "rounded": bool(rounded),
+            "rounded": rounding is not None,
             "seconds": time.time() - started,
             **{f"{name}_loss": held_out_loss(evaluate, state.params, splits[name], args) for name in HELD_OUT},
         }

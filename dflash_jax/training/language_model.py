@@ -16,7 +16,7 @@ BALANCE_WEIGHT = 0.01
 """Weight of the router balance loss (Switch Transformer, arXiv 2101.03961, section 2.2)."""
 
 EXPERT_MATRICES = ("gate_up", "down")
-FP8_MATRICES = (*EXPERT_MATRICES, "q", "k", "v", "o", "gate", "up")
+FP8_MATRICES = (*EXPERT_MATRICES, *"qkvo", "q_a", "q_b", "kv_a", "kv_b", "gate", "up")
 
 Rounding = Callable[[Params], Params]
 """Parameters to what the storage of the checkpoint can hold; gradients pass straight through (arXiv 1308.3432)."""

@@ -6,10 +6,14 @@ import numpy as np
 
 from kernels_pallas.fp8.weight import BLOCK, LARGEST
 
+SMALLEST = float(np.finfo(np.float32).tiny) * LARGEST
+"""A block whose largest value is below has a scale that float32 flushes to zero."""
+
 
 def pack(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Codes (float8_e4m3fn ``[R, C]``) and scales (float32 ``[ceil(R/128), ceil(C/128)]``) of a matrix: the largest
-    value of a block becomes 448, the others round to the nearest code. A block of zeros has scale 1.
+    value of a block becomes 448, the others round to the nearest code. A block of zeros, or of
+    values too small for a scale, has scale 1.
     """
     codes, scales = _quantise(jnp.asarray(matrix, jnp.float32))
     return np.asarray(codes), np.asarray(scales)
@@ -26,7 +30,7 @@ def _quantise(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
     filled = [(0, blocks * BLOCK - size) for blocks, size in zip((rows, columns), matrix.shape, strict=True)]
     blocks = jnp.pad(jnp.abs(matrix), filled).reshape(rows, BLOCK, columns, BLOCK)
     largest = blocks.max(axis=(1, 3))
-    scales = jnp.where(largest == 0, 1.0, largest / LARGEST)
+    scales = jnp.where(largest < SMALLEST, 1.0, largest / LARGEST)
     scaled = jnp.clip(matrix / _repeat(scales, matrix.shape), -LARGEST, LARGEST)
     return scaled.astype(jnp.float8_e4m3fn), scales
 

@@ -48,8 +48,10 @@ def test_export_overwrites_on_request_only_and_leaves_no_stale_shard(tmp_path, m
         patch.setattr(export, "SHARD_BYTES", 20000)
         _, params = write_qwen3(tmp_path)
     config = configs.read_config(tmp_path)
-    with pytest.raises(CheckpointError, match="holds weights already"):
-        export.export_target(params, config, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "_tensors", lambda *_: pytest.fail("tensors were computed before the refusal"))
+        with pytest.raises(CheckpointError, match="holds weights already"):
+            export.export_target(params, config, tmp_path)
     export.export_target(params, config, tmp_path, overwrite=True)
     assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
     assert equal(load_target(tmp_path)[1], params)

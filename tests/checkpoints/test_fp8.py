@@ -182,6 +182,13 @@ def test_packing_rounds_to_the_nearest_code_of_every_block(shape):
     np.testing.assert_array_equal(again[0].view(np.uint8), codes.view(np.uint8))
 
 
+def test_a_block_too_small_for_a_scale_is_no_nan():
+    tiny = np.zeros((3, 4), np.float32)
+    tiny[1, 2] = 1e-37
+    codes, scales = fp8.pack(tiny)
+    assert scales == 1 and not fp8.decode(codes, scales).any()
+
+
 def test_a_block_of_zeros_stays_zero():
     codes, scales = fp8.pack(np.zeros((5, 7), np.float32))
     assert scales == 1 and not fp8.decode(codes, scales).any()
@@ -220,6 +227,28 @@ def test_an_exported_fp8_network_is_the_one_trained_through_rounded_matrices(tmp
 def test_plain_experts_cannot_be_kept_packed():
     with pytest.raises(CheckpointError, match="needs FP8 experts"):
         load_target(GOLDENS / "glm4_moe", experts="packed")
+
+
+@pytest.mark.parametrize("left", ["one expert in bfloat16", "only the MTP layer in FP8"])
+def test_experts_that_are_not_all_fp8_are_decoded(left, tmp_path, monkeypatch):
+    """However large: keeping them packed needs scales for every matrix of the main layers."""
+    monkeypatch.setattr("checkpoints.mixture.DECODED_BY_DEFAULT", 0)
+    reader = open_checkpoint(GOLDENS / "glm4_moe")
+    plain = {name: np.asarray(reader[name]) for name in reader}
+    stored, _ = quantised(plain, "block")
+    whole, _ = load_target(copy("glm4_moe", tmp_path / "whole", stored))
+    assert whole.module.layout == "fp8"
+    if left == "one expert in bfloat16":
+        name = "model.layers.1.mlp.experts.0.down_proj.weight"
+        mixed = {key: value for key, value in stored.items() if key != name + "_scale_inv"} | {name: plain[name]}
+    else:
+        last = f"model.layers.{whole.config.layers}."
+        extra = {key: value for key, value in stored.items() if ".layers.1.mlp.experts." in key}
+        mixed = plain | {key.replace("model.layers.1.", last): value for key, value in extra.items()}
+    folder = copy("glm4_moe", tmp_path / "mixed", mixed)
+    assert load_target(folder)[0].module.layout == "split"
+    with pytest.raises(CheckpointError, match="in every layer"):
+        load_target(folder, experts="packed")
 
 
 def test_an_fp8_tensor_without_scales_or_with_nan_is_refused(tmp_path):

@@ -31,6 +31,7 @@ def test_every_pair_has_its_row_and_its_figures(two_pairs, tmp_path, monkeypatch
     screen = out.getvalue()
     assert [report.pair.names[0] for report in reports] == ["one", "two"]
     found = json.loads((tmp_path / "all.json").read_text())["pairs"]
+    assert all(each["memory_bytes"]["peak"] is None for each in found.values()), "the process is shared"
     for name, report in zip(("one", "two"), reports, strict=True):
         (row,) = (line for line in screen.splitlines() if line.strip().startswith(f"{name} "))
         for words in ("gpt_oss", f"{report.acceptance_length:.2f}", "2/2", f"{found[name]['plain_tok_s']:.0f}"):

@@ -13,6 +13,8 @@ from checkpoints.reader import open_checkpoint
 from dflash_jax.generate import Decoder
 from dflash_jax.metrics import acceptance_length
 from dflash_jax.plain import NoDrafter
+from experiments import run_spec
+from experiments.arguments import Args
 from experiments.corpus import load_tokenizer
 from experiments.pair import PAIRS, known_pairs
 from experiments.prompts import read_rows
@@ -97,6 +99,15 @@ def test_experts_are_stored_as_released(pair):
             "tiny-glm4-moe": {"F8_E4M3", "F32"},
         }[pair]
     )
+
+
+def test_packed_experts_of_all_pairs_are_refused_before_any_is_loaded(monkeypatch, capsys):
+    """Qwen3.5's are plain bfloat16."""
+    monkeypatch.setattr(run_spec, "use_compilation_cache", lambda: None)
+    monkeypatch.setattr(run_spec, "load_pair", lambda *_, **__: pytest.fail("a pair was loaded"))
+    with pytest.raises(SystemExit):
+        run_spec.main(Args(pair="all", experts="packed"))
+    assert "tiny-qwen3.5-moe" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt-oss", "tiny-glm4-moe"])

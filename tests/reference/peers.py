@@ -98,8 +98,13 @@ class Peers:
     def load(self, target: str, drafter: str, threads: int) -> dict[str, Any]:
         """Load both networks; says the versions, the choices there are, and which methods are refused and why."""
         torch.set_num_threads(threads)
-        packed = "quantization_config" in json.loads((Path(target) / "config.json").read_text())
-        options = {"quantization_config": Mxfp4Config(dequantize=True)} if packed else {}
+        quantised = json.loads((Path(target) / "config.json").read_text()).get("quantization_config")
+        if quantised and quantised["quant_method"] != "mxfp4":
+            method = quantised["quant_method"]
+            raise ValueError(
+                f"{target}/config.json: quant_method {method!r}; the PyTorch contestants read mxfp4 or none"
+            )
+        options = {"quantization_config": Mxfp4Config(dequantize=True)} if quantised else {}
         self.target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, **options).eval()
         self.target.generation_config.eos_token_id = None
         self.forwards = 0

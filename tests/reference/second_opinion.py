@@ -16,6 +16,8 @@ import importlib.metadata
 import json
 import platform
 import re
+import shlex
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -77,7 +79,7 @@ CASES = {
     "glm_moe_dsa": Case(
         keys=SPELLED_OUT | {"first_k_dense_replace": 2},
         layers=2,
-        why="the first two layers: it gives every layer an indexer of its own",
+        why="the first two layers, both dense: it gives every layer an indexer of its own",
     ),
 }
 """Golden -> its case."""
@@ -144,7 +146,10 @@ def main() -> None:
     if args.json:
         versions = {name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm", "numpy")}
         versions["python"] = platform.python_version()
-        args.json.write_text(json.dumps({"versions": versions, "goldens": found}, indent=2) + "\n")
+        args.json.write_text(
+            json.dumps({"command": shlex.join(["python", *sys.argv]), "versions": versions, "goldens": found}, indent=2)
+            + "\n"
+        )
 
 
 if __name__ == "__main__":
