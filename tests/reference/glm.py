@@ -123,6 +123,16 @@ CASES = {
         }
         | NEW_ROPE,
     ),
+    "glm_moe_dsa_full": GlmCase(
+        about="5 and 5.1: indexer_types absent, so every layer selects, mixtures too",
+        model_type="glm_moe_dsa",
+        seed=56,
+        text=Text(batch=2, length=46),
+        sizes=LATENT
+        | {"num_hidden_layers": 3, "routed_scaling_factor": 2.5}
+        | {"index_n_heads": 32, "index_head_dim": 26, "index_topk": 16},
+        config={"attention_bias": False, "rope_interleave": True, "indexer_rope_interleave": True} | NEW_ROPE,
+    ),
 }
 
 
@@ -245,7 +255,7 @@ def specs_of(case: GlmCase) -> dict[str, Spec]:
         prefix = f"model.layers.{layer}"
         specs |= {f"{prefix}.{name}_layernorm.weight": norm(width) for name in ("input", "post_attention")}
         specs |= (grouped_specs if "head_dim" in c else latent_specs)(case, f"{prefix}.self_attn")
-        if case.config.get("indexer_types", [None] * layers)[layer] == "full":
+        if "index_topk" in c and case.config.get("indexer_types", ["full"] * layers)[layer] == "full":
             specs |= indexer_specs(case, f"{prefix}.self_attn.indexer")
         if layer < c["first_k_dense_replace"]:
             specs |= mlp_specs(width, c["intermediate_size"], f"{prefix}.mlp")
