@@ -15,9 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dflash_jax.accept import Greedy
+from dflash_jax.delivery import Ends
+from dflash_jax.generation import Generation, collect
 from dflash_jax.plain import NoDrafter
 from dflash_jax.protocols import AcceptRule, Drafter, Params, Target
-from dflash_jax.speculate import Ends, Heard, SpecState, first_token, hear_prompt, spec_step
+from dflash_jax.settings import GREEDY, SamplingParams, packed, per_row
+from dflash_jax.speculate import Heard, SpecState, first_token, hear_prompt, spec_step
 
 CHUNKS = (32, 128)
 """Prompt tokens heard per step: the smallest that holds the longest prompt, else the largest, again and again."""
@@ -30,7 +33,11 @@ LARGEST_BLOCK = 127
 FOREVER = np.int32(2**31 - 1)
 
 hear = jax.jit(hear_prompt, static_argnames=("target", "drafter"), donate_argnames="heard")
-begin = jax.jit(first_token, static_argnames=("target", "rule", "room"), donate_argnames=("cache", "draft_cache"))
+begin = jax.jit(
+    first_token,
+    static_argnames=("target", "rule", "room", "alternatives"),
+    donate_argnames=("cache", "draft_cache"),
+)
 
 
 @partial(jax.jit, static_argnames=("target", "drafter", "rule"), donate_argnames="state")
@@ -49,34 +56,6 @@ def run_rounds(
         lambda state: spec_step(target, drafter, rule, params, draft_params, state),
         state,
     )
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What came out.
-
-    Attributes:
-        tokens: delivered ids per row, the stop id included where one ended the row.
-        finish: per row, ``"stop"`` or ``"length"``.
-        counts: int ``[B, rounds]`` tokens delivered by each round, 0 once a row is done. The first token of a row
-            comes from the prompt and belongs to no round.
-        accepted: int ``[B, rounds]`` drafts accepted by each round, -1 once a row is done.
-        union: float ``[M]`` mean distinct experts per round of each mixture layer (empty for a dense network).
-        ttft_s: seconds until the first token of every row was on the host.
-        decode_s: seconds from there to the end.
-    """
-
-    tokens: list[list[int]]
-    finish: list[str]
-    counts: np.ndarray
-    accepted: np.ndarray
-    union: np.ndarray
-    ttft_s: float
-    decode_s: float
-
-    @property
-    def rounds(self) -> int:
-        return self.counts.shape[1]
 
 
 @dataclass(frozen=True)
@@ -104,7 +83,8 @@ class Decoder:
         prompts: Sequence[Sequence[int]],
         max_new_tokens: int | Sequence[int] | None = None,
         stop: Sequence[int] = (),
-        seed: int = 0,
+        sampling: SamplingParams | Sequence[SamplingParams] = GREEDY,
+        logprobs: int | None = None,
     ) -> SpecState:
         """Hear the prompts and say the first token of each row.
 
@@ -112,16 +92,23 @@ class Decoder:
             prompts: token ids, one list per row, each at least one token.
             max_new_tokens: for all rows or per row; None: as many as the context limit leaves.
             stop: ids that end a row; the id itself is delivered.
+            sampling: for all rows or per row. What a row says depends on its own settings and seed, not on its
+                neighbours. One seed for all rows: row 0 has it, the others have seeds made of it.
+            logprobs: also keep the log-probability of every token said and of this many likeliest ones.
 
         Raises:
-            ValueError: an empty prompt, a budget below 1, ids outside the vocabulary, too many stop ids, or no room
-                left below the context limit. Nothing is compiled before these checks.
+            ValueError: an empty prompt, a budget below 1, ids outside the vocabulary, too many stop ids, settings that
+                the rule does not honour, or no room left below the context limit. Nothing is compiled before these
+                checks.
         """
         lengths = np.array([len(prompt) for prompt in prompts], np.int32)
         budget = self._budgets(lengths, max_new_tokens)
         stop_ids = _stop_row(stop)
         hidden, vocabulary = self._row
         _check_ids(prompts, vocabulary)
+        settings, seeds = self._settings(sampling, len(prompts))
+        if logprobs is not None and not 0 <= logprobs <= vocabulary:
+            raise ValueError(f"logprobs {logprobs}: 0 to {vocabulary} alternatives")
         capacity = bucket(int((lengths + budget).max()) + self.drafter.block_size)
         chunk = next((size for size in CHUNKS if size >= lengths.max()), CHUNKS[-1])
         undo = undo_of(self.drafter.block_size)
@@ -150,8 +137,10 @@ class Decoder:
             cache=heard.cache,
             draft_cache=heard.draft_cache,
             ends=ends,
-            key=jax.random.key(seed),
+            sampling=settings,
+            seeds=seeds,
             room=capacity,
+            alternatives=logprobs,
         )
 
     def advance(self, state: SpecState, until: int | None = None) -> SpecState:
@@ -159,20 +148,20 @@ class Decoder:
         until = jnp.asarray(FOREVER if until is None else until, jnp.int32)
         return run_rounds(self.target, self.drafter, self.rule, self.params, self.draft_params, state, until)
 
-    def generate(self, prompts, max_new_tokens=None, stop=(), seed: int = 0) -> Generation:
+    def generate(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY, logprobs=None) -> Generation:
         """All tokens at once; arguments as :meth:`start`."""
         started = time.perf_counter()
-        state = jax.block_until_ready(self.start(prompts, max_new_tokens, stop, seed))
+        state = jax.block_until_ready(self.start(prompts, max_new_tokens, stop, sampling, logprobs))
         first = time.perf_counter()
         state = jax.block_until_ready(self.advance(state))
         return collect(state, ttft_s=first - started, decode_s=time.perf_counter() - first)
 
     def stream(
-        self, prompts, max_new_tokens=None, stop=(), seed: int = 0, rounds_per_call: int = 4
+        self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY, logprobs=None, rounds_per_call: int = 4
     ) -> Iterator[list[list[int]] | Generation]:
         """Lists of new ids per row as they come, every ``rounds_per_call`` rounds; a :class:`Generation` at the end."""
         started = time.perf_counter()
-        state = self.start(prompts, max_new_tokens, stop, seed)
+        state = self.start(prompts, max_new_tokens, stop, sampling, logprobs)
         sent, first, until = [0] * len(prompts), None, 0
         while True:
             delivered, tokens, done = jax.device_get((state.delivered, state.tokens, state.done))
@@ -202,30 +191,21 @@ class Decoder:
             raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
         return np.minimum(budget, room).astype(np.int32)
 
+    def _settings(self, sampling, rows: int):
+        settings = per_row(sampling, rows)
+        hot = next((each.temperature for each in settings if not each.greedy), None)
+        if hot is not None and not self.rule.samples:
+            raise ValueError(
+                f"temperature {hot:g} with the rule {self.rule.name}, which knows only the argmax; decode with a rule "
+                "that samples, such as dflash_jax.accept.Match()"
+            )
+        return packed(settings)
+
     @cached_property
     def _row(self) -> tuple[jax.ShapeDtypeStruct, int]:
         """The shape of one token's hidden row, and the size of the vocabulary; traced once per decoder."""
         hidden = jax.eval_shape(self.target.embed, self.params, jax.ShapeDtypeStruct((1, 1), jnp.int32))
         return hidden, jax.eval_shape(self.target.unembed, self.params, hidden).shape[-1]
-
-
-def collect(state: SpecState, ttft_s: float, decode_s: float) -> Generation:
-    """Bring a finished state to the host."""
-    tokens, delivered, stop, counts, accepted, union, rounds = jax.device_get(
-        (state.tokens, state.delivered, state.ends.stop, state.counts, state.accepted, state.union, state.rounds)
-    )
-    rounds = int(rounds)
-    texts = [tokens[row, :count].tolist() for row, count in enumerate(delivered)]
-    stops = [set(row.tolist()) for row in stop]
-    return Generation(
-        tokens=texts,
-        finish=["stop" if text and text[-1] in ids else "length" for text, ids in zip(texts, stops, strict=True)],
-        counts=counts[:, :rounds].astype(np.int64),
-        accepted=accepted[:, :rounds].astype(np.int64),
-        union=union / max(rounds, 1),
-        ttft_s=ttft_s,
-        decode_s=decode_s,
-    )
 
 
 def undo_of(block_size: int) -> int:

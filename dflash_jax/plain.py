@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 
-from dflash_jax.protocols import Draft, Params, Target
+from dflash_jax.protocols import Choose, Draft, Params, Target
 from dflash_jax.shapes import Array, Float, Int
 
 
@@ -32,6 +31,6 @@ class NoDrafter:
         target_params: Params,
         anchor: Int[Array, "B"],
         cache: tuple,
-        key: jax.Array,
+        choose: Choose,
     ) -> Draft:
         return Draft(tokens=jnp.full((anchor.shape[0], self.block_size - 1), -1, jnp.int32))

@@ -1,5 +1,6 @@
 """What the loop asks of a target, of a drafter and of an accept rule. The loop knows these and no model's name."""
 
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from dflash_jax.cache import Cache
+from dflash_jax.sampling import Dice, Sampling
 from dflash_jax.shapes import Array, Float, Int
 
 Params = Any
@@ -38,9 +40,19 @@ def tapped(stream: list[jax.Array], taps: tuple[int, ...]) -> jax.Array:
 
 @struct.dataclass
 class Draft:
-    """``tokens`` int32 ``[B P-1]`` proposed after the anchor; -1 proposes nothing and is never accepted."""
+    """What is proposed after the anchor.
+
+    Attributes:
+        tokens: int32 ``[B P-1]``; -1 proposes nothing and is never accepted.
+        q: ``[B P-1 V]`` the distribution that each of them was drawn from; None: they were not drawn.
+    """
 
     tokens: jax.Array
+    q: jax.Array | None = None
+
+
+Choose = Callable[[jax.Array], Draft]
+"""From a drafter's logits ``[B P-1 V]`` to the draft: an accept rule's ``choose``, with its dice."""
 
 
 @struct.dataclass
@@ -85,16 +97,30 @@ class Drafter(Protocol):
         ...
 
     def propose(
-        self, params: Params, target: Target, target_params: Params, anchor: Int[Array, "B"], cache: Any, key: jax.Array
+        self, params: Params, target: Target, target_params: Params, anchor: Int[Array, "B"], cache: Any, choose: Choose
     ) -> Draft:
-        """Draft the tokens after ``anchor``. Reads the cache, never writes it."""
+        """Draft the tokens after ``anchor``. Reads the cache, never writes it.
+
+        A drafter with distributions lets ``choose`` pick from them; one that knows its tokens leaves ``q`` None.
+        """
         ...
 
 
 @runtime_checkable
 class AcceptRule(Protocol):
-    """How much of a draft stands. ``lossless``: the emitted text has exactly the target's own law."""
+    """What to propose, and how much of it stands.
 
+    Attributes:
+        lossless: what is said has exactly the law of the target's own distribution.
+        pathwise: more than that, for one seed it is what plain decoding says, token for token.
+        samples: the rule honours temperatures above 0.
+    """
+
+    name: str
     lossless: bool
+    pathwise: bool
+    samples: bool
 
-    def __call__(self, key: jax.Array, draft: Draft, logits: Float[Array, "B P V"]) -> Verdict: ...
+    def choose(self, dice: Dice, logits: Float[Array, "B drafts V"], sampling: Sampling) -> Draft: ...
+
+    def __call__(self, dice: Dice, draft: Draft, logits: Float[Array, "B P V"], sampling: Sampling) -> Verdict: ...

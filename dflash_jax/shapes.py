@@ -15,6 +15,6 @@ Suffixes on local names follow it (``q_BTNH``), and so do the einsum strings. ``
 signatures that use these types while the tests run (``tests/conftest.py`` installs its import hook).
 """
 
-from jaxtyping import Array, Bool, Float, Int, Key, Num, Shaped, UInt8
+from jaxtyping import Array, Bool, Float, Int, Key, Num, Shaped, UInt, UInt8
 
-__all__ = ["Array", "Bool", "Float", "Int", "Key", "Num", "Shaped", "UInt8"]
+__all__ = ["Array", "Bool", "Float", "Int", "Key", "Num", "Shaped", "UInt", "UInt8"]

@@ -4,6 +4,7 @@ Between rounds, for every row: the target's cache holds every committed token ex
 been said but not yet heard; the drafter's cache holds the features of exactly the tokens the target's cache holds.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,16 +12,10 @@ import jax.numpy as jnp
 from flax import struct
 
 from dflash_jax.cache import Cache, rollback
+from dflash_jax.delivery import Ends, LogProbs, cut, deliver, extend, no_logprobs, unsound
 from dflash_jax.protocols import AcceptRule, Draft, Drafter, Params, Target
-from dflash_jax.shapes import Array, Bool, Float, Int
-
-
-@struct.dataclass
-class Ends:
-    """What ends a row: ``budget`` int32 ``[B]`` tokens delivered, or one of ``stop`` int32 ``[B Z]`` (-1 padded)."""
-
-    budget: jax.Array
-    stop: jax.Array
+from dflash_jax.sampling import Dice, Sampling, seed_keys
+from dflash_jax.shapes import Array, Bool, Float, Int, UInt
 
 
 @struct.dataclass
@@ -34,12 +29,15 @@ class SpecState:
         tokens: int32 ``[B O]`` delivered tokens; ``delivered`` of each row are real.
         delivered: int32 ``[B]``.
         done: bool ``[B]``.
+        broken: bool ``[B]`` ended by logits that are not numbers; what they would have said is not delivered.
         ends: what ends each row.
+        sampling: how each row's tokens are drawn.
         counts: int8 ``[B O]`` tokens delivered by each round, 0 once the row is done; round r is column r.
         accepted: int8 ``[B O]`` drafts accepted by each round, before stop and budget cut; -1 once the row is done.
         union: int32 ``[M]`` sum over rounds of the distinct experts per mixture layer that live rows' tokens chose.
         rounds: int32, rounds so far.
-        key: of the whole run; a round folds its number in, so a rule that draws nothing costs nothing.
+        key: ``[B]`` one key per row, of its seed.
+        logprobs: of the delivered tokens, or None.
     """
 
     anchor: jax.Array
@@ -48,12 +46,15 @@ class SpecState:
     tokens: jax.Array
     delivered: jax.Array
     done: jax.Array
+    broken: jax.Array
     ends: Ends
+    sampling: Sampling
     counts: jax.Array
     accepted: jax.Array
     union: jax.Array
     rounds: jax.Array
     key: jax.Array
+    logprobs: LogProbs | None
 
 
 @struct.dataclass
@@ -92,32 +93,44 @@ def first_token(
     cache: Cache,
     draft_cache: Any,
     ends: Ends,
-    key: jax.Array,
+    sampling: Sampling,
+    seeds: UInt[Array, "B 2"],
     room: int,
+    alternatives: int | None = None,
 ) -> SpecState:
     """Say the first token of every row, by the same rule as all others, and set up the rounds.
 
     Args:
         hidden, cache, draft_cache: the parts of a :class:`Heard` whose prompts are heard to the end.
+        seeds: uint32, the high and the low half of each row's.
         room: O, the width of the output buffer; at least the largest budget.
+        alternatives: n of the log-probabilities; None: they are not kept.
     """
     batch, layers = hidden.shape[0], target.mixture_layers
-    none = Draft(tokens=jnp.zeros((batch, 0), jnp.int32))
-    token = rule(key, none, target.unembed(params, hidden)).token
-    count, ended = cut(token[:, None], jnp.ones(batch, jnp.int32), ends, jnp.zeros(batch, jnp.int32))
+    none, zero = Draft(tokens=jnp.zeros((batch, 0), jnp.int32)), jnp.zeros(batch, jnp.int32)
+    logits = target.unembed(params, hidden)
+    key = seed_keys(seeds)
+    token = rule(Dice(key, cache.length), none, logits, sampling).token
+    count, ended = cut(token[:, None], jnp.ones(batch, jnp.int32), ends, zero)
+    broken = unsound(logits, zero)
+    count = jnp.where(broken, 0, count)
+    logprobs = None if alternatives is None else no_logprobs(batch, room, alternatives, logits.dtype)
     return SpecState(
         anchor=token,
         cache=cache,
         draft_cache=draft_cache,
-        tokens=deliver(jnp.zeros((batch, room), jnp.int32), token[:, None], count, jnp.zeros(batch, jnp.int32)),
+        tokens=deliver(jnp.zeros((batch, room), jnp.int32), token[:, None], count, zero),
         delivered=count,
-        done=ended,
+        done=ended | broken,
+        broken=broken,
         ends=ends,
+        sampling=sampling,
         counts=jnp.zeros((batch, room), jnp.int8),
         accepted=jnp.full((batch, room), -1, jnp.int8),
         union=jnp.zeros(layers, jnp.int32),
         rounds=jnp.zeros((), jnp.int32),
         key=key,
+        logprobs=extend(logprobs, logits, token[:, None], count, zero),
     )
 
 
@@ -125,53 +138,37 @@ def spec_step(
     target: Target, drafter: Drafter, rule: AcceptRule, params: Params, draft_params: Params, state: SpecState
 ) -> SpecState:
     """One round for every row. Rows accept, stop and run out on their own; a done row changes nothing of itself."""
-    draft_key, accept_key = jax.random.split(jax.random.fold_in(state.key, state.rounds))
-    draft = drafter.propose(draft_params, target, params, state.anchor, state.draft_cache, draft_key)
+    dice = Dice(state.key, state.cache.length + 1)
+    choose = partial(rule.choose, dice, sampling=state.sampling)
+    draft = drafter.propose(draft_params, target, params, state.anchor, state.draft_cache, choose)
     proposal = jnp.concatenate([state.anchor[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
     out = target.step(params, proposal, state.cache)
-    verdict = rule(accept_key, draft, target.unembed(params, out.hidden))
+    logits = target.unembed(params, out.hidden)
+    verdict = rule(dice, draft, logits, state.sampling)
 
     said = jnp.concatenate([draft.tokens, state.anchor[:, None]], axis=1)  # last column: room for the bonus token
     rows = jnp.arange(said.shape[0])
     said = said.at[rows, verdict.accepted].set(verdict.token)
     count, ended = cut(said, verdict.accepted + 1, state.ends, state.delivered)
-    count = jnp.where(state.done, 0, count)
+    broken = unsound(logits, verdict.accepted) & ~state.done
+    still = state.done | broken
+    count = jnp.where(still, 0, count)
     return state.replace(
-        anchor=jnp.where(state.done, state.anchor, verdict.token),
+        anchor=jnp.where(still, state.anchor, verdict.token),
         cache=rollback(out.cache, state.cache.length + count),
         draft_cache=drafter.absorb(draft_params, out.features, count, state.draft_cache),
         tokens=deliver(state.tokens, said, count, state.delivered),
         delivered=state.delivered + count,
-        done=state.done | ended,
+        done=still | ended,
+        broken=state.broken | broken,
         counts=state.counts.at[:, state.rounds].set(count.astype(jnp.int8), mode="drop"),
         accepted=state.accepted.at[:, state.rounds].set(
-            jnp.where(state.done, -1, verdict.accepted).astype(jnp.int8), mode="drop"
+            jnp.where(still, -1, verdict.accepted).astype(jnp.int8), mode="drop"
         ),
         union=state.union + distinct_experts(out.experts, ~state.done),
         rounds=state.rounds + 1,
+        logprobs=extend(state.logprobs, logits, said, count, state.delivered),
     )
-
-
-def cut(
-    said: Int[Array, "B P"], count: Int[Array, "B"], ends: Ends, delivered: Int[Array, "B"]
-) -> tuple[Int[Array, "B"], Bool[Array, "B"]]:
-    """How many of the ``count`` tokens said are delivered, and whether the row ends: right after its first stop id,
-    or at its budget. Only tokens that were really said are searched."""
-    place = jnp.arange(said.shape[1])
-    is_stop = (said[:, :, None] == ends.stop[:, None, :]).any(-1) & (place < count[:, None])
-    first = jnp.where(is_stop.any(1), jnp.argmax(is_stop, axis=1).astype(jnp.int32) + 1, said.shape[1] + 1)
-    room = ends.budget - delivered
-    kept = jnp.minimum(jnp.minimum(count, first), room)
-    return kept, (first <= kept) | (kept >= room)
-
-
-def deliver(
-    tokens: Int[Array, "B O"], said: Int[Array, "B P"], count: Int[Array, "B"], delivered: Int[Array, "B"]
-) -> Int[Array, "B O"]:
-    """Append the first ``count`` tokens said to each row's output."""
-    place = jnp.arange(said.shape[1])
-    slot = jnp.where(place < count[:, None], delivered[:, None] + place, tokens.shape[1])
-    return tokens.at[jnp.arange(said.shape[0])[:, None], slot].set(said, mode="drop")
 
 
 def distinct_experts(experts: Int[Array, "B T M K"], live: Bool[Array, "B"]) -> Int[Array, "M"]:

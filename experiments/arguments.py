@@ -7,9 +7,16 @@ from typing import Annotated, Literal
 
 import tyro
 
+from dflash_jax.protocols import AcceptRule
+from dflash_jax.rules import ACCEPT
+from dflash_jax.settings import SamplingParams
+
 SHIPPED = "tiny-gpt-oss"
 Split = Literal["modeling", "library", "stdlib"]
 Format = Literal["packed", "bfloat16", "float32"]
+Rule = Literal[tuple(ACCEPT)]
+SAMPLED_RULE = "match"
+"""The default rule at temperatures above 0."""
 
 
 def _option(metavar: str, default: str, *aliases: str) -> object:
@@ -60,8 +67,18 @@ class Args:
     """also decode without the drafter; speedup and agreement need it"""
     repeats: int = 3
     """timed repeats of each, at least 3"""
+    temperature: float = 0.0
+    """0: greedy; above: tokens are drawn from softmax(logits / temperature)"""
+    top_k: int = 0
+    """draw among this many likeliest tokens; 0 or -1: all"""
+    top_p: float = 1.0
+    """draw among the likeliest tokens of this mass"""
+    min_p: float = 0.0
+    """draw among tokens at least this share of the likeliest one's probability"""
+    rule: Annotated[Rule | None, _option("RULE", f"default: greedy; at --temperature > 0 {SAMPLED_RULE}")] = None
+    """accept rule: greedy, match, one_hot, rejection, block (lossless); typical, threshold, top_k_relaxed (lossy)"""
     seed: int = 0
-    """of the run's key; greedy decoding draws nothing"""
+    """of drawn tokens, 0 to 2**64 - 1; every prompt has a seed made of this one; greedy decoding draws nothing"""
     json: Annotated[Path | None, _option("PATH", "default: none")] = None
     """write every figure and what it depends on"""
     plots: Annotated[Path | None, _option("DIR", "default: none")] = None
@@ -70,6 +87,28 @@ class Args:
     """define every line after the summary"""
     quiet: Switch = False
     """no progress on stderr"""
+
+
+def sampling_of(args: Args) -> SamplingParams:
+    """How tokens are drawn.
+
+    Raises:
+        ValueError: naming what is out of range.
+    """
+    return SamplingParams(args.temperature, args.top_k, args.top_p, args.min_p, args.seed)
+
+
+def rule_of(args: Args) -> AcceptRule:
+    """The accept rule asked for, or the default at this temperature.
+
+    Raises:
+        ValueError: for a rule that does not honour the temperature.
+    """
+    name = args.rule or ("greedy" if sampling_of(args).greedy else SAMPLED_RULE)
+    if not ACCEPT[name].samples and not sampling_of(args).greedy:
+        able = ", ".join(name for name, rule in ACCEPT.items() if rule.samples)
+        raise ValueError(f"--rule {name} knows only the argmax, and --temperature is {args.temperature:g}; use {able}")
+    return ACCEPT[name]
 
 
 def command(args: Args) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from checkpoints.safetensors_file import write_text
 from experiments.report import Report, payload
-from experiments.summary import warnings
+from experiments.summary import drawn, warnings
 
 WIDTH = 120
 COLUMNS = (
@@ -21,8 +21,12 @@ COLUMNS = (
 def show(reports: Sequence[Report], console: Console | None = None) -> None:
     """Print the table, what its figures hold for, and every pair's warnings."""
     console = console or Console(width=WIDTH, highlight=False)
-    first = reports[0].speculative.conditions
-    table = Table(title=f"{first.dtype}, batch {first.batch}, {first.device}, greedy: a row per pair", box=None)
+    first, facts = reports[0].speculative.conditions, reports[0].pair
+    rule = facts.rule if facts.lossless else f"{facts.rule} (LOSSY)"
+    table = Table(
+        title=f"{first.dtype}, batch {first.batch}, {first.device}, rule {rule}, {drawn(first)}: a row per pair",
+        box=None,
+    )
     for name in COLUMNS:
         table.add_column(name, justify="left" if name in COLUMNS[:2] else "right", no_wrap=True)
     for report in reports:

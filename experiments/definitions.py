@@ -9,11 +9,14 @@ LABEL = 19
 """Columns of the label before a line's text."""
 
 DEFINITIONS = {
+    "rule": """
+        The accept rule, whether the text has exactly the target's own law under it, and how tokens are drawn. For one
+        seed, greedy and match say what plain decoding says; other lossless rules draw other tokens of the same law.""",
     "compile": """
         Seconds to trace, lower and compile the programs that decode (prefill, first token and loop, with and without
         drafter), or to read them from the persistent cache ($DFLASH_JAX_CACHE/xla). Part of no other figure.""",
     "baseline": """
-        Plain greedy decoding by the same compiled loop without a drafter, one token a round. tok/s: tokens after each
+        Plain decoding by the same compiled loop without a drafter, one token a round. tok/s: tokens after each
         row's first / seconds of the rounds; median of the repeats (least-largest). TTFT: seconds until a batch's first
         tokens are on the host, prompt included. ITL: seconds between two tokens of a row.""",
     "speculative": "The same with the drafter.",
@@ -30,7 +33,8 @@ DEFINITIONS = {
         nothing about the drafts behind the cut.""",
     "agreement": f"""
         Share of prompts whose speculative ids equal the plain ids from first to last. Where two texts part, the target
-        hears the common text and the margin is its largest minus its second largest logit: below {TIE["float32"]}
+        hears the common text and the margin is its largest minus its second largest logit (drawn tokens:
+        log-probability plus noise): below {TIE["float32"]}
         (float32) or {TIE["bfloat16"]} (bfloat16) rounding can explain the difference (tie), above only a defect
         (REAL).""",
     "where time goes": """

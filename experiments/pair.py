@@ -11,13 +11,15 @@ from tokenizers import Tokenizer
 import checkpoints
 from checkpoints.load import load_drafter, load_target, plan_target, read_config, stop_ids
 from checkpoints.reader import open_checkpoint
+from dflash_jax.accept import Greedy
 from dflash_jax.generate import LARGEST_BLOCK, Decoder
-from dflash_jax.protocols import Drafter, Params, Target
+from dflash_jax.protocols import AcceptRule, Drafter, Params, Target
 from models.dflash import DFlashConfig
 
 PAIRS = Path(checkpoints.__file__).parent / "pairs"
 """Shipped pairs: ``NAME/`` is a target and ``NAME-dflash/`` its drafter."""
 
+GREEDY = Greedy()
 DRAFT_SUFFIX = "-dflash"
 ALL_PAIRS = "all"
 FASTEST_BLOCK = {"tiny-gpt-oss": 5}
@@ -49,7 +51,7 @@ class Facts:
     Attributes:
         names: folders of target and drafter.
         family: the target's ``model_type``.
-        rule: the accept rule, and whether it is ``lossless``.
+        rule: the accept rule, whether it is ``lossless``, and whether it says what plain decoding says (``pathwise``).
         block_size: P, the anchor and P-1 drafts.
         experts: E of a mixture layer, 0 for a dense target; ``experts_per_token``: K.
     """
@@ -58,6 +60,7 @@ class Facts:
     family: str
     rule: str
     lossless: bool
+    pathwise: bool
     block_size: int
     experts: int
     experts_per_token: int
@@ -65,7 +68,12 @@ class Facts:
 
 @dataclass(frozen=True)
 class Pair:
-    """A loaded pair. ``expert_format``: how the routed experts are held ("packed", a dtype, or "none")."""
+    """A loaded pair.
+
+    Attributes:
+        expert_format: how the routed experts are held ("packed", a dtype, or "none").
+        rule: of speculative decoding; ``plain_rule``: of plain decoding, which has no drafts to accept.
+    """
 
     names: tuple[str, str]
     family: str
@@ -78,24 +86,27 @@ class Pair:
     context_limit: int | None
     dtype: str
     expert_format: str
+    rule: AcceptRule = GREEDY
+    plain_rule: AcceptRule = GREEDY
 
     @property
     def speculative(self) -> Decoder:
-        return Decoder(self.target, self.params, self.drafter, self.draft_params, context_limit=self.context_limit)
+        options = dict(rule=self.rule, context_limit=self.context_limit)
+        return Decoder(self.target, self.params, self.drafter, self.draft_params, **options)
 
     @property
     def plain(self) -> Decoder:
         """The same loop without a drafter, one token a round: plain decoding at its best."""
-        return Decoder(self.target, self.params, context_limit=self.context_limit)
+        return Decoder(self.target, self.params, rule=self.plain_rule, context_limit=self.context_limit)
 
     @property
     def facts(self) -> Facts:
-        rule = self.speculative.rule
         return Facts(
             names=self.names,
             family=self.family,
-            rule=type(rule).__name__.lower(),
-            lossless=rule.lossless,
+            rule=self.rule.name,
+            lossless=self.rule.lossless,
+            pathwise=self.rule.pathwise,
             block_size=self.drafter.block_size,
             experts=self.target.experts,
             experts_per_token=getattr(self.target.config, "experts_per_token", 0),
@@ -173,7 +184,15 @@ def check_target(folders: Folders, *, dtype: str, experts: str | None) -> None:
     plan_target(open_checkpoint(folders.target), config, dtype=jnp.dtype(dtype), experts=experts)
 
 
-def load_pair(folders: Folders, tokenizer: Tokenizer, *, dtype: str, experts: str | None) -> Pair:
+def load_pair(
+    folders: Folders,
+    tokenizer: Tokenizer,
+    *,
+    dtype: str,
+    experts: str | None,
+    rule: AcceptRule = GREEDY,
+    plain_rule: AcceptRule = GREEDY,
+) -> Pair:
     """Load both networks, the drafter first: that the two fit is checked before the large one is read.
 
     Raises:
@@ -194,6 +213,8 @@ def load_pair(folders: Folders, tokenizer: Tokenizer, *, dtype: str, experts: st
         context_limit=folders.context_limit,
         dtype=dtype,
         expert_format=expert_format(params),
+        rule=rule,
+        plain_rule=plain_rule,
     )
 
 

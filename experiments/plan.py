@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from experiments.arguments import SHIPPED, Args
+from experiments.arguments import SHIPPED, Args, rule_of
 from experiments.pair import FASTEST_BLOCK, PAIRS, SHIPPED_THREADS, Folders, inspect, load_tokenizer, locate
 from experiments.prompts import Row, batches, encode, of_split, read_rows
 from experiments.threads import first_cpus
@@ -50,6 +50,7 @@ def prepare(args: Args) -> Plan:
         raise ValueError(f"--json {args.json} is a folder; expected a file")
     if args.plots is not None and args.plots.is_file():
         raise ValueError(f"--plots {args.plots} is a file; expected a folder")
+    rule_of(args)
     named = args.pair is None and args.target is None and args.draft is None
     pair = SHIPPED if named else args.pair
     target, draft = locate(pair, args.target, args.draft)

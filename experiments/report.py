@@ -47,7 +47,6 @@ class Report:
     command: str
     pair: Facts
     prompts_known: int
-    seed: int
     machine: Machine
     compiled: Compiled
     memory: Memory
@@ -159,7 +158,6 @@ def payload(report: Report) -> dict[str, Any]:
         "prompts": len(spec.texts),
         "prompt_hash": spec.conditions.prompts,
         "repeats": len(spec.repeats),
-        "seed": report.seed,
         "platform": report.machine.platform,
         "threads": report.machine.threads,
         "versions": report.machine.versions,

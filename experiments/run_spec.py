@@ -8,8 +8,9 @@ Examples:
     python -m experiments.run_spec --target gpt-oss-20b --draft gpt-oss-20b-DFlash --dtype bfloat16 --experts packed
     python -m experiments.run_spec --block-size 4 --plots results --explain
     python -m experiments.run_spec --pair all                               # every shipped pair, a row each
+    python -m experiments.run_spec --temperature 1 --top-p 0.9 --rule block # drawn, and still the target's own law
 
-Greedy decoding. Text goes to the model as it is, without a chat template. Plain and speculative repeats take turns in
+Text goes to the model as it is, without a chat template. Plain and speculative repeats take turns in
 one process; compilation is reported apart, and programs are kept in $DFLASH_JAX_CACHE/xla (~/.cache/dflash_jax/xla).
 """
 
@@ -21,9 +22,11 @@ from dataclasses import replace
 import tyro
 from rich.console import Console
 
-from dflash_jax.generate import Generation
+from dflash_jax.generation import Generation
+from dflash_jax.rules import ACCEPT
+from dflash_jax.settings import SamplingParams
 from experiments import agreement, comparison, machine, runs, timing
-from experiments.arguments import Args, command
+from experiments.arguments import Args, command, rule_of, sampling_of
 from experiments.compilation import CompileWatch, use_compilation_cache
 from experiments.definitions import LABEL, explanation
 from experiments.pair import ALL_PAIRS, Pair, check_target, known_pairs, load_pair
@@ -37,12 +40,13 @@ from experiments.threads import pinned
 
 def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting) -> Report:
     """Compile, stream if asked, time, and hold the two texts against each other."""
+    sampling = sampling_of(args)
     decoders = {"baseline": pair.plain} if args.baseline else {}
     decoders["speculative"] = pair.speculative
     with CompileWatch() as compiling:
         for name, decoder in decoders.items():
             with waiting.on(f"compiling prefill and loop ({name})"):
-                first = runs.warm_up(decoder, plan.batches, args.max_new_tokens, pair.stop)
+                first = runs.warm_up(decoder, plan.batches, args.max_new_tokens, pair.stop, sampling)
     if args.stream:
         show_stream(args, plan, pair)
     timer = None
@@ -54,21 +58,19 @@ def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting) -> Report:
         found = runs.run_interleaved(
             decoders,
             plan.batches,
-            runs.conditions_of(pair, plan.batches, args.max_new_tokens),
+            runs.conditions_of(pair, plan.batches, args.max_new_tokens, sampling),
             repeats=args.repeats,
-            seed=args.seed,
             after_each=lambda name, generation: step(_live(name, generation)),
             between=timer.turn if timer else lambda: None,
         )
     agreed = None
-    if args.baseline:
+    if args.baseline and pair.rule.pathwise:
         with waiting.on("comparing texts"):
-            agreed = agree(plan, pair, **found)
+            agreed = agree(plan, pair, runs.settings_of(sampling, plan.batches), **found)
     return Report(
         command=command(args),
         pair=pair.facts,
         prompts_known=plan.known,
-        seed=args.seed,
         machine=machine.describe(),
         compiled=Compiled(compiling.seconds, compiling.programs, compiling.hits, measuring.seconds, timed.programs),
         memory=machine.measure_memory(pair, args.batch, plan.longest + args.max_new_tokens),
@@ -79,10 +81,13 @@ def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting) -> Report:
     )
 
 
-def agree(plan: Plan, pair: Pair, baseline: runs.Run, speculative: runs.Run) -> agreement.Agreement:
+def agree(
+    plan: Plan, pair: Pair, settings: list[list[SamplingParams]], baseline: runs.Run, speculative: runs.Run
+) -> agreement.Agreement:
     """Hold the texts of both runs against each other, prompt by prompt."""
     prompts = [prompt for batch in plan.batches for prompt in batch]
-    return agreement.compare(pair.plain, prompts, baseline.texts, speculative.texts, pair.dtype)
+    each = [one for batch in settings for one in batch]
+    return agreement.compare(pair.plain, prompts, baseline.texts, speculative.texts, pair.dtype, each)
 
 
 def _live(name: str, generation: Generation) -> str:
@@ -101,7 +106,7 @@ def show_stream(args: Args, plan: Plan, pair: Pair) -> None:
     dim, green = (PLAIN, PLAIN) if console.no_color else (DIM, GREEN)
     for row, (prompt,) in zip(plan.rows, plan.batches, strict=True):
         print(shown(row.text, dim, console.is_terminal), end="")
-        tokens = stream_tokens(pair.speculative, prompt, args.max_new_tokens, pair.stop, args.seed)
+        tokens = stream_tokens(pair.speculative, prompt, args.max_new_tokens, pair.stop, sampling_of(args))
         for piece in until(pieces(tokens, pair.tokenizer), args.stop):
             print(shown(piece.text, green if piece.drafted else PLAIN, console.is_terminal), end="", flush=True)
         print("\n")
@@ -138,7 +143,8 @@ def run(args: Args, plan: Plan, waiting: Waiting) -> Report:
     """Load a pair and measure it."""
     with pinned(plan.cpus):
         with _refusals(), waiting.on(f"loading {' + '.join(plan.folders.names)}"):
-            pair = load_pair(plan.folders, plan.tokenizer, dtype=args.dtype, experts=args.experts)
+            rules = dict(rule=rule_of(args), plain_rule=ACCEPT["greedy" if sampling_of(args).greedy else "match"])
+            pair = load_pair(plan.folders, plan.tokenizer, dtype=args.dtype, experts=args.experts, **rules)
         return measure(args, plan, pair, waiting)
 
 

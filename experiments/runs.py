@@ -1,14 +1,16 @@
 """Timed runs that may be compared: the same prompts under the same conditions, decoders in turn, repeated."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 import jax
 import numpy as np
 
 from dflash_jax import metrics
-from dflash_jax.generate import Decoder, Generation
+from dflash_jax.generate import Decoder
+from dflash_jax.generation import Generation
+from dflash_jax.settings import GREEDY, SamplingParams, derived_seed
 from experiments.pair import Pair
 from experiments.prompts import fingerprint
 
@@ -30,6 +32,7 @@ class Conditions:
         batch: rows decoded together.
         prompts: fingerprint of their token ids, in order.
         stop: ids that end a row.
+        temperature, top_k, top_p, min_p, seed: how tokens are drawn; prompt i has a seed made of the seed and i.
     """
 
     dtype: str
@@ -39,6 +42,15 @@ class Conditions:
     max_new_tokens: int
     stop: tuple[int, ...]
     device: str
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = 0
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
 
 
 @dataclass(frozen=True)
@@ -142,7 +154,9 @@ def speedups(plain: Run, speculative: Run) -> list[float]:
     return [fast / slow for slow, fast in zip(plain.rates, speculative.rates, strict=True)]
 
 
-def conditions_of(pair: Pair, batches: Sequence[Sequence[list[int]]], max_new_tokens: int) -> Conditions:
+def conditions_of(
+    pair: Pair, batches: Sequence[Sequence[list[int]]], max_new_tokens: int, sampling: SamplingParams = GREEDY
+) -> Conditions:
     """The conditions of a run on the default device."""
     return Conditions(
         dtype=pair.dtype,
@@ -152,17 +166,31 @@ def conditions_of(pair: Pair, batches: Sequence[Sequence[list[int]]], max_new_to
         max_new_tokens=max_new_tokens,
         stop=pair.stop,
         device=jax.devices()[0].device_kind,
+        **asdict(sampling),
     )
 
 
+def settings_of(sampling: SamplingParams, batches: Sequence[Sequence[list[int]]]) -> list[list[SamplingParams]]:
+    """Per batch and row: the same settings, and a seed of each prompt's own."""
+    first = np.cumsum([0, *map(len, batches)]).tolist()
+    return [
+        [replace(sampling, seed=derived_seed(sampling.seed, start + row)) for row in range(len(batch))]
+        for start, batch in zip(first, batches, strict=False)
+    ]
+
+
 def warm_up(
-    decoder: Decoder, batches: Sequence[Sequence[list[int]]], max_new_tokens: int, stop: Sequence[int]
+    decoder: Decoder,
+    batches: Sequence[Sequence[list[int]]],
+    max_new_tokens: int,
+    stop: Sequence[int],
+    sampling: SamplingParams = GREEDY,
 ) -> Generation:
     """Compile all that a run will need. Returns what the first batch says."""
     for batch in batches[1:]:
-        state = decoder.start(batch, max_new_tokens, stop)
+        state = decoder.start(batch, max_new_tokens, stop, sampling)
         jax.block_until_ready(decoder.advance(state, until=1))
-    return decoder.generate(batches[0], max_new_tokens, stop)
+    return decoder.generate(batches[0], max_new_tokens, stop, settings_of(sampling, batches)[0])
 
 
 def run_interleaved(
@@ -171,7 +199,6 @@ def run_interleaved(
     conditions: Conditions,
     *,
     repeats: int,
-    seed: int = 0,
     after_each: Callable[[str, Generation], None] = lambda name, generation: None,
     between: Callable[[], None] = lambda: None,
 ) -> dict[str, Run]:
@@ -185,9 +212,9 @@ def run_interleaved(
     found: dict[str, list[tuple[Generation, ...]]] = {name: [] for name in decoders}
     for _ in range(repeats):
         repeat: dict[str, list[Generation]] = {name: [] for name in decoders}
-        for batch in batches:
+        for batch, sampling in zip(batches, settings_of(conditions.sampling, batches), strict=True):
             for name, decoder in decoders.items():
-                generation = decoder.generate(batch, conditions.max_new_tokens, conditions.stop, seed)
+                generation = decoder.generate(batch, conditions.max_new_tokens, conditions.stop, sampling)
                 repeat[name].append(generation)
                 after_each(name, generation)
             between()

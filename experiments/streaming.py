@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from dflash_jax.generate import Decoder
+from dflash_jax.settings import GREEDY, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,10 @@ class Piece:
 
 
 def stream_tokens(
-    decoder: Decoder, prompt: Sequence[int], max_new_tokens: int, stop: Sequence[int], seed: int = 0
+    decoder: Decoder, prompt: Sequence[int], max_new_tokens: int, stop: Sequence[int], sampling: SamplingParams = GREEDY
 ) -> Iterator[tuple[int, bool]]:
     """Every token of one row as soon as its round is over, and whether it was an accepted draft."""
-    state = decoder.start([prompt], max_new_tokens, stop, seed)
+    state = decoder.start([prompt], max_new_tokens, stop, sampling)
     token, done = jax.device_get((state.tokens[0, 0], state.done[0]))
     yield int(token), False
     sent, rounds = 1, 0

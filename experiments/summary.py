@@ -8,8 +8,9 @@ import numpy as np
 from dflash_jax import metrics
 from experiments.agreement import Agreement
 from experiments.definitions import LABEL, wrapped
+from experiments.pair import Facts
 from experiments.report import Report, middle
-from experiments.runs import Run
+from experiments.runs import Conditions, Run
 
 SUSPICIOUS_ACCEPTANCE = 1.2
 WORTH_TRYING = 1.05
@@ -52,12 +53,26 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     yield from _acceptance(report)
     if report.agreement:
         yield from _agreement(report.agreement)
+    elif report.plain and not report.pair.pathwise:
+        yield "agreement", _no_agreement(report.pair)
     yield from _time(report)
     yield from _experts(report)
     yield from _memory(report)
     if reason := why_not_faster(report):
         yield "why not faster?", reason
     yield "reproduce", report.command
+
+
+def drawn(conditions: Conditions) -> str:
+    """How tokens are drawn, in the words of the command line."""
+    sampling = conditions.sampling
+    if sampling.greedy:
+        return "greedy"
+    parts = [f"temperature {sampling.temperature:g}"]
+    parts += [f"top-k {sampling.top_k}"] if sampling.top_k > 0 else []
+    parts += [f"top-p {sampling.top_p:g}"] if sampling.top_p < 1 else []
+    parts += [f"min-p {sampling.min_p:g}"] if sampling.min_p > 0 else []
+    return ", ".join(parts)
 
 
 def _threads(count: int) -> str:
@@ -71,15 +86,21 @@ def _head(report: Report) -> Iterator[tuple[str, str]]:
     yield (
         "dflash-jax",
         f"{' + '.join(report.pair.names)}   block {report.block_size} ({report.block_size - 1} drafts)   "
-        f"rule {report.pair.rule} ({'lossless' if report.pair.lossless else 'lossy'})   {conditions.dtype}{experts}",
+        f"{conditions.dtype}{experts}",
     )
     note = ": running on CPU, speeds are not comparable with an accelerator's" if machine.is_cpu else ""
     yield "device", f"{machine.device}, {_threads(machine.threads)}, jax {machine.versions['jax']}{note}"
+    lossy = "" if report.pair.lossless else ": the text is not the target's own"
+    yield (
+        "rule",
+        f"{report.pair.rule} ({'lossless' if report.pair.lossless else 'LOSSY'}{lossy})   "
+        f"{drawn(conditions)}   seed {conditions.seed}",
+    )
     yield (
         "compile",
         f"{compiled.seconds:.1f} s ({compiled.programs} programs, {compiled.hits} from cache)   "
         f"prompts {len(spec.texts)} of {report.prompts_known}   tokens {spec.tokens:,}   batch {conditions.batch}   "
-        f"repeats {len(spec.repeats)}   seed {report.seed}",
+        f"repeats {len(spec.repeats)}",
     )
 
 
@@ -131,6 +152,12 @@ def _agreement(agreement: Agreement) -> Iterator[tuple[str, str]]:
         yield "", f"prompt {each.prompt} parts at token {each.place}: top-2 logit margin {each.margin:.3g} ({kind})"
     if len(agreement.divergences) > 3:
         yield "", f"and {len(agreement.divergences) - 3} more (--json lists all)"
+
+
+def _no_agreement(pair: Facts) -> str:
+    if pair.lossless:
+        return f"none token by token: {pair.rule} draws other tokens of the same law (tests/laws/test_exact.py)"
+    return f"none: {pair.rule} is lossy; python -m experiments.ablate_accept measures how far the text strays"
 
 
 def _time(report: Report) -> Iterator[tuple[str, str]]:

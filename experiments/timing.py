@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dflash_jax.accept import argmax_draft
 from dflash_jax.cache import Cache, rollback
 from dflash_jax.generate import CHUNKS, Decoder
 from dflash_jax.nn import argmax
@@ -79,11 +80,11 @@ def draft_steps(
 ) -> tuple[Any, Int[Array, "steps B P"]]:
     """For each anchor: propose a block, then take in P features of which one counts. At the end the cache is as long
     as before."""
-    key, one_each = jax.random.key(0), jnp.ones(anchors.shape[1], jnp.int32)
+    one_each = jnp.ones(anchors.shape[1], jnp.int32)
 
     def one(cache: Any, item: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
         step, anchor = item
-        draft = drafter.propose(draft_params, target, params, anchor, cache, key)
+        draft = drafter.propose(draft_params, target, params, anchor, cache, argmax_draft)
         seen = jax.lax.dynamic_slice_in_dim(features, step, drafter.block_size, axis=1)
         block = jnp.concatenate([anchor[:, None], draft.tokens], axis=1)
         return drafter.absorb(draft_params, seen, one_each, cache), block

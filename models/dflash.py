@@ -16,8 +16,8 @@ from flax import linen as nn
 from dflash_jax import cache as caches
 from dflash_jax.attention import attend
 from dflash_jax.cache import Cache
-from dflash_jax.nn import Rope, argmax, rms_norm, rope_angles, rotate, swiglu
-from dflash_jax.protocols import Draft, Params, Target
+from dflash_jax.nn import Rope, rms_norm, rope_angles, rotate, swiglu
+from dflash_jax.protocols import Choose, Draft, Params, Target
 from dflash_jax.shapes import Array, Bool, Float, Int
 from models.hf_config import require, rope_from, windows_from
 
@@ -255,13 +255,13 @@ class DFlashDrafter:
         target_params: Params,
         anchor: Int[Array, "B"],
         cache: Cache,
-        key: jax.Array,
+        choose: Choose,
     ) -> Draft:
-        """The most likely token of each row's marginal (argmax drafts)."""
+        """What ``choose`` picks from the block's distributions, one per position."""
         masks = jnp.full((anchor.shape[0], self.block_size - 1), self.config.mask_token_id, anchor.dtype)
         tokens = jnp.concatenate([anchor[:, None], masks], axis=1)
         logits = self.logits(params, target, target_params, tokens, cache)
-        return Draft(tokens=argmax(logits).astype(anchor.dtype))
+        return choose(logits)
 
     def logits(
         self, params: Params, target: Target, target_params: Params, tokens: Int[Array, "B P"], cache: Cache

@@ -19,6 +19,7 @@ from tests.experiments.random_pair import BLOCK, PROMPTS, write_random_pair
 LABELS = (
     "dflash-jax",
     "device",
+    "rule",
     "compile",
     "baseline",
     "speculative",
@@ -93,7 +94,7 @@ def test_the_summary_has_its_lines_in_order(ran):
     assert len(LABELS) < 24
     assert "running on CPU" in screen
     assert "block 5 (4 drafts)" in screen
-    assert "rule greedy (lossless)" in screen
+    assert "greedy (lossless)   greedy   seed 0" in screen
     assert "prompts 2 of 3" in screen
     assert "1.000 (2 of 2 prompts" in screen
 

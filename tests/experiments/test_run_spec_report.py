@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from dflash_jax.generate import Generation
+from dflash_jax.generation import Generation
 from experiments import report as reports
 from experiments.agreement import Agreement, Divergence
 from experiments.machine import Machine, Memory
@@ -18,7 +18,8 @@ from experiments.timing import StepCosts
 
 CONDITIONS = Conditions("float32", "packed", 1, "0123456789abcdef", 13, (0,), "cpu")
 OTHER = dict(
-    dtype="bfloat16", expert_format="float32", batch=2, prompts="fedc", max_new_tokens=7, stop=(), device="gpu"
+    **dict(dtype="bfloat16", expert_format="float32", batch=2, prompts="fedc", max_new_tokens=7, stop=(), device="gpu"),
+    **dict(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=1),
 )
 
 
@@ -27,9 +28,11 @@ def generation(counts: list[int], accepted: list[int], decode_s: float, union: f
     return Generation(
         tokens=[list(range(1 + sum(counts)))],
         finish=["length"],
+        seeds=[0],
         counts=np.array([counts]),
         accepted=np.array([accepted]),
         union=np.array([union, union + 1]),
+        logprobs=None,
         ttft_s=0.1,
         decode_s=decode_s,
     )
@@ -49,9 +52,8 @@ def report(**changed) -> Report:
     """Two rounds of 4 and 8 tokens against twelve plain steps."""
     plain = dict(
         command="python -m experiments.run_spec",
-        pair=Facts(("target", "drafter"), "gpt_oss", "greedy", True, 8, 16, 2),
+        pair=Facts(("target", "drafter"), "gpt_oss", "greedy", True, True, 8, 16, 2),
         prompts_known=64,
-        seed=0,
         machine=Machine("cpu", "cpu", 1, 2, {"python": "3", "jax": "1"}, None),
         compiled=Compiled(41.2, 14, 0, 3.0, 0),
         memory=Memory(2_000_000_000, None, 50_000_000, 30_000_000, 9_000_000, 1_000_000),
@@ -161,7 +163,7 @@ def test_next_to_no_acceptance_is_suspicious():
 def test_a_dense_target_has_no_expert_line():
     silent = [dataclasses.replace(g, union=np.zeros(0)) for (g,) in SPECULATIVE.repeats]
     dense = dataclasses.replace(SPECULATIVE, repeats=tuple((g,) for g in silent))
-    made = report(speculative=dense, pair=Facts(("a", "b"), "qwen3", "greedy", True, 8, 0, 0))
+    made = report(speculative=dense, pair=Facts(("a", "b"), "qwen3", "greedy", True, True, 8, 0, 0))
     assert line(made, "experts") == ""
     assert payload(made)["union_mean"] is None
 

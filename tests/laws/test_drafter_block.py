@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dflash_jax import cache as caches
+from dflash_jax.accept import argmax_draft
 from models import dflash
 from tests.support.context import BLOCK, CONTEXT, NAME, ROWS, Programs, programs
 from tests.support.drafters import WINDOW
@@ -152,8 +153,8 @@ def test_B52_the_proposal_is_read_from_the_rows_after_the_anchor() -> None:
     drafter, params, cache = run.tiny.drafter, run.tiny.params, run.at_once()
     target, config = family(NAME), drafter.config
     anchor = jnp.array([17, 4], jnp.int32)
-    propose = jax.jit(drafter.propose, static_argnums=1)
-    draft = propose(params, target.target, target.params, anchor, cache, jax.random.key(0))
+    propose = jax.jit(drafter.propose, static_argnums=(1, 5))
+    draft = propose(params, target.target, target.params, anchor, cache, argmax_draft)
     tokens = np.full((ROWS, BLOCK), config.mask_token_id, np.int32)
     tokens[:, 0] = anchor
     raw = run.block(cache, tokens)[:, 1:] @ np.asarray(target.params["head"])

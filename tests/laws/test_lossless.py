@@ -96,9 +96,9 @@ class Mutant(Greedy):
 
     fault: str = ""
 
-    def __call__(self, key, draft, logits) -> Verdict:
+    def __call__(self, dice, draft, logits, sampling) -> Verdict:
         own = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        verdict = super().__call__(key, draft, logits)
+        verdict = super().__call__(dice, draft, logits, sampling)
         accepted, row = verdict.accepted, verdict.accepted
         if self.fault == "bonus of the row before":
             row = jnp.maximum(accepted - 1, 0)

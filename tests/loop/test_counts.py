@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from dflash_jax.generate import Decoder, Generation
+from dflash_jax.generate import Decoder
+from dflash_jax.generation import Generation
 from tests.support.drafters import tiny_drafter
 from tests.support.families import family
 from tests.support.oracle import ALL, script

@@ -80,8 +80,8 @@ class Guided:
         counted = count * 0 + features.shape[1] if self.fault == "rejected rows are kept" and in_round else count
         return self.by.absorb(known, features, count, place), self.drafter.absorb(weights, features, counted, context)
 
-    def propose(self, params, target, target_params, anchor, cache, key):
-        return self.by.propose(params[0], target, target_params, anchor, cache[0], key)
+    def propose(self, params, target, target_params, anchor, cache, choose):
+        return self.by.propose(params[0], target, target_params, anchor, cache[0], choose)
 
 
 def _block(drafter, target, params, target_params, tokens, cache):

@@ -12,7 +12,7 @@ def trace_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     hear = jax.jit(fresh(speculate.hear_prompt), static_argnames=("target", "drafter"), donate_argnames="heard")
     begin = jax.jit(
         fresh(speculate.first_token),
-        static_argnames=("target", "rule", "room"),
+        static_argnames=("target", "rule", "room", "alternatives"),
         donate_argnames=("cache", "draft_cache"),
     )
     rounds = jax.jit(fresh(generate.run_rounds), static_argnames=("target", "drafter", "rule"), donate_argnames="state")

@@ -58,7 +58,7 @@ class ScriptedDrafter:
         in_round = (count > 0) & (cache.length >= params.prompt)
         return Place(length=cache.length + count.astype(jnp.int32), round=cache.round + in_round)
 
-    def propose(self, params: Script, target, target_params, anchor: jax.Array, cache: Place, key: jax.Array) -> Draft:
+    def propose(self, params: Script, target, target_params, anchor: jax.Array, cache: Place, choose) -> Draft:
         place = jnp.arange(self.block_size - 1)
         said = (cache.length - params.prompt)[:, None] + 1 + place
         true = jnp.take_along_axis(params.truth, jnp.minimum(said, params.truth.shape[1] - 1), axis=1)
@@ -80,8 +80,9 @@ class MaliciousDrafter:
     def absorb(self, params: jax.Array, features: jax.Array, count: jax.Array, cache: jax.Array) -> jax.Array:
         return cache + count.astype(jnp.int32)
 
-    def propose(self, params: jax.Array, target, target_params, anchor, cache, key: jax.Array) -> Draft:
-        dealt = jax.random.choice(key, params, (anchor.shape[0], self.block_size - 1))
+    def propose(self, params: jax.Array, target, target_params, anchor, cache, choose) -> Draft:
+        mixed = (anchor * 31 + cache * 17)[:, None] + 7 * jnp.arange(self.block_size - 1)
+        dealt = params[mixed % params.shape[0]]
         return Draft(tokens=jnp.where(dealt == -2, anchor[:, None], dealt).astype(jnp.int32))
 
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dflash_jax.generate import Decoder, Generation
+from dflash_jax.generate import Decoder
+from dflash_jax.generation import Generation
 from dflash_jax.plain import NoDrafter
 from tests.support.families import Family
 from tests.support.oracle import ScriptedDrafter, script

@@ -1,0 +1,76 @@
+"""What a run gives back to its caller, on the host."""
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from dflash_jax.delivery import LogProbs
+from dflash_jax.speculate import SpecState
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What came out.
+
+    Attributes:
+        tokens: delivered ids per row, the stop id included where one ended the row.
+        finish: per row, ``"stop"``, ``"length"``, or ``"broken"``: the target's logits were not numbers any more.
+        seeds: per row, the seed that repeats it.
+        counts: int ``[B, rounds]`` tokens delivered by each round, 0 once a row is done. The first token of a row
+            comes from the prompt and belongs to no round.
+        accepted: int ``[B, rounds]`` drafts accepted by each round, -1 once a row is done.
+        union: float ``[M]`` mean distinct experts per round of each mixture layer (empty for a dense network).
+        logprobs: per row, of its tokens; None where they were not asked for.
+        ttft_s: seconds until the first token of every row was on the host.
+        decode_s: seconds from there to the end.
+    """
+
+    tokens: list[list[int]]
+    finish: list[str]
+    seeds: list[int]
+    counts: np.ndarray
+    accepted: np.ndarray
+    union: np.ndarray
+    logprobs: list[LogProbs] | None
+    ttft_s: float
+    decode_s: float
+
+    @property
+    def rounds(self) -> int:
+        return self.counts.shape[1]
+
+
+def collect(state: SpecState, ttft_s: float, decode_s: float) -> Generation:
+    """Bring a finished state to the host."""
+    keys = jax.random.key_data(state.key)
+    host, keys = jax.device_get((state.replace(cache=None, draft_cache=None, key=None), keys))
+    rounds = int(host.rounds)
+    texts = [host.tokens[row, :count].tolist() for row, count in enumerate(host.delivered)]
+    return Generation(
+        tokens=texts,
+        finish=[_finish(*row) for row in zip(texts, host.ends.stop.tolist(), host.broken.tolist(), strict=True)],
+        seeds=[(int(high) << 32) | int(low) for high, low in keys],
+        counts=host.counts[:, :rounds].astype(np.int64),
+        accepted=host.accepted[:, :rounds].astype(np.int64),
+        union=host.union / max(rounds, 1),
+        logprobs=_row_logprobs(host.logprobs, host.delivered),
+        ttft_s=ttft_s,
+        decode_s=decode_s,
+    )
+
+
+def _finish(text: list[int], stop: list[int], broken: bool) -> str:
+    if broken:
+        return "broken"
+    return "stop" if text and text[-1] in stop else "length"
+
+
+def _row_logprobs(logprobs: LogProbs | None, delivered: np.ndarray) -> list[LogProbs] | None:
+    """Cut to each row's tokens."""
+    if logprobs is None:
+        return None
+    rows = [jax.tree.map(lambda leaf, row=row: leaf[row], logprobs) for row in range(len(delivered))]
+    return [
+        jax.tree.map(lambda leaf, count=count: leaf[:count], row) for row, count in zip(rows, delivered, strict=True)
+    ]

@@ -1,0 +1,136 @@
+"""How a user asks for a row to be sampled: one :class:`SamplingParams` per row, checked before anything runs."""
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from dflash_jax.sampling import GREEDY_BELOW, Sampling
+
+SEEDS = 2**64
+
+REFUSED = (
+    *(
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "no_repeat_ngram_size",
+        "encoder_repetition_penalty",
+    ),
+    *("logit_bias", "bad_words", "allowed_token_ids", "suppress_tokens", "min_tokens", "forced_eos_token_id"),
+    *(
+        "guided_json",
+        "guided_regex",
+        "structured_outputs",
+        "response_format",
+        "typical_p",
+        "epsilon_cutoff",
+        "eta_cutoff",
+    ),
+)
+"""Parameters of vLLM, SGLang and transformers that change the distribution and that no position here honours."""
+
+NEUTRAL = {"repetition_penalty": (1.0,), "typical_p": (1.0,), "encoder_repetition_penalty": (1.0,)}
+"""Values, apart from None, 0 and empty ones, that ask for nothing."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """One row's settings. The defaults are greedy; the names are vLLM's.
+
+    Attributes:
+        temperature: 0 (to 1e-6): the argmax.
+        top_k: likeliest tokens that are kept; 0 or -1: all.
+        top_p: mass of the likeliest tokens that are kept; 1: all, 0: only the best.
+        min_p: least probability of a kept token, as a share of the best one's; 0: all are kept.
+        seed: any integer in [0, 2**64); None: fresh randomness, different for every row and run.
+
+    Raises:
+        ValueError: naming the field, its value and the range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        real = {"temperature": math.inf, "top_p": 1.0, "min_p": 1.0}
+        for name, most in real.items():
+            value = getattr(self, name)
+            if not _is(value, Real) or not 0 <= value <= most or math.isinf(value):
+                least = "a finite number, 0 or more" if math.isinf(most) else f"a number from 0 to {most:g}"
+                raise ValueError(f"{name} {value!r}: expected {least}")
+        if not _is(self.top_k, Integral) or not -1 <= self.top_k < 2**31:
+            raise ValueError(f"top_k {self.top_k!r}: expected an integer, 1 or more, or 0 or -1 for all tokens")
+        if self.seed is not None and (not _is(self.seed, Integral) or not 0 <= self.seed < SEEDS):
+            raise ValueError(f"seed {self.seed!r}: expected an integer from 0 to 2**64 - 1, or None")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature <= GREEDY_BELOW
+
+    @classmethod
+    def from_request(cls, request: Mapping[str, Any]) -> "SamplingParams":
+        """From named parameters, as a server's request or ``generation_config.json`` has them.
+
+        Raises:
+            ValueError: for one that is not honoured at every position of a block, or is not known, by its name.
+        """
+        known = {field.name for field in fields(cls)}
+        for name, value in request.items():
+            if name in known or value is None:
+                continue
+            if name not in REFUSED:
+                raise ValueError(f"unknown sampling parameter {name!r}; known: {', '.join(sorted(known))}")
+            if value in NEUTRAL.get(name, (0,)) or value in ([], {}, ""):
+                continue
+            raise ValueError(
+                f"{name} {value!r} is not supported: it would have to hold at every position of a block; leave it out"
+            )
+        return cls(**{name: value for name, value in request.items() if name in known and value is not None})
+
+
+def _is(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool | np.bool_)
+
+
+GREEDY = SamplingParams()
+
+
+def per_row(params: SamplingParams | Sequence[SamplingParams], rows: int) -> list[SamplingParams]:
+    """One setting per row, each with a seed.
+
+    Rows that share one ``SamplingParams`` with a seed would be one stream told several times: row r > 0 gets a seed
+    that is made of the given one and r. Rows without one get a seed of their own from the system.
+
+    Raises:
+        ValueError: if there are more or fewer settings than rows.
+    """
+    if isinstance(params, SamplingParams):
+        each = [replace(params, seed=derived_seed(params.seed, row)) for row in range(rows)]
+    else:
+        each = list(params)
+    if len(each) != rows:
+        raise ValueError(f"{len(each)} sampling settings for {rows} rows; give one for all, or one for each")
+    return [replace(one, seed=secrets.randbits(64)) if one.seed is None else one for one in each]
+
+
+def derived_seed(seed: int | None, index: int) -> int | None:
+    """The seed itself for index 0, for others one made of both; None stays None."""
+    if seed is None or index == 0:
+        return seed
+    return int(np.random.SeedSequence([int(seed), index]).generate_state(1, np.uint64)[0])
+
+
+def packed(rows: Sequence[SamplingParams]) -> tuple[Sampling, np.ndarray]:
+    """The settings as arrays, and the high and low half of every seed, uint32 ``[B 2]``."""
+    dtypes = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32, "min_p": np.float32}
+    columns = {name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in dtypes.items()}
+    seeds = [[int(row.seed) >> 32, int(row.seed) & 0xFFFFFFFF] for row in rows]
+    return Sampling(**columns), np.array(seeds, np.uint32)
