@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dflash_jax.accept import argmax_draft
 from experiments import compilation
 from experiments.agreement import TIE, compare, first_difference
 from experiments.arguments import Args
@@ -17,7 +18,6 @@ from experiments.timing import StepTimer
 from tests.experiments.random_pair import BLOCK, write_random_pair
 
 NEW = 20
-KEY = jax.random.key(0)
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +63,12 @@ def test_timed_steps_say_the_text(timer, prompt, text):
 def test_timed_drafts_are_the_drafter_s(timer, pair, prompt, text):
     """Each proposal is what the drafter proposes after hearing exactly the text before its anchor."""
     half = len(text) // 2
-    propose = jax.jit(pair.drafter.propose, static_argnums=1)
+    propose = jax.jit(pair.drafter.propose, static_argnums=(1, 5))
     for step in (0, 3):
         heard = [*prompt, *text[: half + step]]
         state = pair.speculative.start([heard], 1)
         anchor = jnp.array([text[half + step]], jnp.int32)
-        draft = propose(pair.draft_params, pair.target, pair.params, anchor, state.draft_cache, KEY)
+        draft = propose(pair.draft_params, pair.target, pair.params, anchor, state.draft_cache, argmax_draft)
         block = np.asarray(timer.blocks[step, 0])
         assert block.tolist() == [text[half + step], *np.asarray(draft.tokens)[0].tolist()]
     assert np.asarray(timer.draft_cache.length).tolist() == [timer.length]
