@@ -6,7 +6,7 @@ and accept counts are values, not shapes.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -158,16 +158,22 @@ class Decoder:
 
     def stream(
         self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY, logprobs=None, rounds_per_call: int = 4
-    ) -> Iterator[list[list[int]] | Generation]:
-        """Lists of new ids per row as they come, every ``rounds_per_call`` rounds; a :class:`Generation` at the end."""
+    ) -> Generator[list[list[int]] | Generation, Sequence[bool] | None, None]:
+        """Lists of new ids per row as they come, every ``rounds_per_call`` rounds; a :class:`Generation` at the end.
+
+        A caller may ``send`` back one bool per row: rows that end here, whatever they would still say.
+        """
         started = time.perf_counter()
         state = self.start(prompts, max_new_tokens, stop, sampling, logprobs)
         sent, first, until = [0] * len(prompts), None, 0
         while True:
             delivered, tokens, done = jax.device_get((state.delivered, state.tokens, state.done))
             first = first or time.perf_counter()
-            yield [tokens[row, sent[row] : delivered[row]].tolist() for row in range(len(sent))]
+            ended = yield [tokens[row, sent[row] : delivered[row]].tolist() for row in range(len(sent))]
             sent = delivered.tolist()
+            if ended is not None:
+                done = done | np.asarray(ended)
+                state = state.replace(done=jnp.asarray(done))
             if done.all():
                 break
             until += rounds_per_call

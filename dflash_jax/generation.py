@@ -1,6 +1,7 @@
 """What a run gives back to its caller, on the host."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -60,6 +61,22 @@ def collect(state: SpecState, ttft_s: float, decode_s: float) -> Generation:
     )
 
 
+def cut_rows(generation: Generation, lengths: Sequence[int | None]) -> Generation:
+    """Rows that end after so many tokens (None: where they are); what lies behind counts nowhere."""
+    keep = [len(row) if length is None else length for row, length in zip(generation.tokens, lengths, strict=True)]
+    before = np.cumsum(generation.counts, axis=1) - generation.counts
+    counts = np.clip(np.array(keep)[:, None] - 1 - before, 0, generation.counts)
+    logprobs = generation.logprobs
+    return replace(
+        generation,
+        tokens=[row[:length] for row, length in zip(generation.tokens, keep, strict=True)],
+        finish=[old if length is None else "stop" for old, length in zip(generation.finish, lengths, strict=True)],
+        counts=counts,
+        accepted=np.where(counts > 0, generation.accepted, -1),
+        logprobs=logprobs and [_first(row, length) for row, length in zip(logprobs, keep, strict=True)],
+    )
+
+
 def _finish(text: list[int], stop: list[int], broken: bool) -> str:
     if broken:
         return "broken"
@@ -71,6 +88,9 @@ def _row_logprobs(logprobs: LogProbs | None, delivered: np.ndarray) -> list[LogP
     if logprobs is None:
         return None
     rows = [jax.tree.map(lambda leaf, row=row: leaf[row], logprobs) for row in range(len(delivered))]
-    return [
-        jax.tree.map(lambda leaf, count=count: leaf[:count], row) for row, count in zip(rows, delivered, strict=True)
-    ]
+    return [_first(row, count) for row, count in zip(rows, delivered.tolist(), strict=True)]
+
+
+def _first(logprobs: LogProbs, count: int) -> LogProbs:
+    """Those of a row's first tokens."""
+    return jax.tree.map(lambda leaf: leaf[:count], logprobs)

@@ -62,7 +62,7 @@ class Args:
     stream: Switch = False
     """first show the text as it comes: accepted drafts green, the target's own tokens plain"""
     stop: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT")] = ()
-    """end the streamed text before the first of these strings; with --stream"""
+    """end every text before the first of these strings"""
     baseline: bool = True
     """also decode without the drafter; speedup and agreement need it"""
     repeats: int = 3

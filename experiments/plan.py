@@ -42,8 +42,6 @@ def prepare(args: Args) -> Plan:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: at least {least}")
     if args.stream and args.batch > 1:
         raise ValueError(f"--stream shows one row at a time: leave out --batch {args.batch}")
-    if args.stop and not args.stream:
-        raise ValueError(f"--stop {' '.join(map(repr, args.stop))} ends streamed text: add --stream")
     if "" in args.stop:
         raise ValueError("--stop '': an empty string ends every text at once; give at least one character")
     if args.json is not None and args.json.is_dir():

@@ -22,6 +22,7 @@ from dataclasses import replace
 import tyro
 from rich.console import Console
 
+from checkpoints.text import TextDecoder
 from dflash_jax.generation import Generation
 from dflash_jax.rules import ACCEPT
 from dflash_jax.settings import SamplingParams
@@ -33,7 +34,7 @@ from experiments.pair import ALL_PAIRS, Pair, check_target, known_pairs, load_pa
 from experiments.plan import Plan, prepare
 from experiments.progress import Waiting
 from experiments.report import Compiled, Report, write_json
-from experiments.streaming import DIM, GREEN, PLAIN, pieces, shown, stream_tokens, until
+from experiments.streaming import DIM, GREEN, PLAIN, shown
 from experiments.summary import lines, warnings
 from experiments.threads import pinned
 
@@ -43,6 +44,8 @@ def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting) -> Report:
     sampling = sampling_of(args)
     decoders = {"baseline": pair.plain} if args.baseline else {}
     decoders["speculative"] = pair.speculative
+    if args.stop:
+        decoders = {name: TextDecoder(decoder, pair.tokenizer, args.stop) for name, decoder in decoders.items()}
     with CompileWatch() as compiling:
         for name, decoder in decoders.items():
             with waiting.on(f"compiling prefill and loop ({name})"):
@@ -104,10 +107,11 @@ def show_stream(args: Args, plan: Plan, pair: Pair) -> None:
     """Print every prompt and its text as it comes."""
     console = Console()
     dim, green = (PLAIN, PLAIN) if console.no_color else (DIM, GREEN)
-    for row, (prompt,) in zip(plan.rows, plan.batches, strict=True):
+    texts = TextDecoder(pair.speculative, pair.tokenizer, args.stop, pair.stop)
+    settings = runs.settings_of(sampling_of(args), plan.batches)
+    for row, (prompt,), (setting,) in zip(plan.rows, plan.batches, settings, strict=True):
         print(shown(row.text, dim, console.is_terminal), end="")
-        tokens = stream_tokens(pair.speculative, prompt, args.max_new_tokens, pair.stop, sampling_of(args))
-        for piece in until(pieces(tokens, pair.tokenizer), args.stop):
+        for piece in texts.stream_ids(prompt, args.max_new_tokens, setting):
             print(shown(piece.text, green if piece.drafted else PLAIN, console.is_terminal), end="", flush=True)
         print("\n")
 
