@@ -23,6 +23,7 @@ class Generation:
         accepted: int ``[B, rounds]`` drafts accepted by each round, -1 once a row is done.
         union: float ``[M]`` mean distinct experts per round of each mixture layer (empty for a dense network).
         logprobs: per row, of its tokens; None where they were not asked for.
+        widths: int ``[rounds]`` block size of each round, where they differ; else None.
         ttft_s: seconds until the first token of every row was on the host.
         decode_s: seconds from there to the end.
     """
@@ -36,6 +37,7 @@ class Generation:
     logprobs: list[LogProbs] | None
     ttft_s: float
     decode_s: float
+    widths: np.ndarray | None = None
 
     @property
     def rounds(self) -> int:
