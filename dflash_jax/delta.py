@@ -112,7 +112,7 @@ def branched(
     state: Float[Array, "B G R K V"], tokens: Tokens, ancestors: Bool[Array, "B T T"], keep_states: bool = False
 ) -> Read:
     """Hear a tree: each token as if its ``ancestors`` (itself included) alone had come, all by one solve."""
-    with jax.default_matmul_precision("float32"):
+    with jax.default_matmul_precision("float32"):  # a total is an exponent: TF32 or bfloat16 products would not do
         total = jnp.einsum("BTS,BSGR->BGRT", ancestors.astype(tokens.g.dtype), tokens.g)
         read = _solved(state, tokens, total, ancestors[:, None, None])
         if not keep_states:
@@ -124,8 +124,7 @@ def branched(
 
 
 def _decay(total: Float[Array, "B G R T"], seen: Bool[Array, "*heads T T"]) -> Float[Array, "B G R T T"]:
-    """``D_ij = e^(G_i - G_j)`` where token i sees j, else 0; masked first: the exponent of a pair that
-    is masked may overflow."""
+    """``D_ij = e^(G_i - G_j)`` where token i sees j, else 0. Masked before the exponential, which may overflow else."""
     return jnp.exp(jnp.where(seen, total[..., :, None] - total[..., None, :], -jnp.inf))
 
 
