@@ -10,6 +10,7 @@ from flax import struct
 from dflash_jax.cache import Cache
 from dflash_jax.sampling import Dice, Sampling
 from dflash_jax.shapes import Array, Float, Int
+from dflash_jax.tree import Tree
 
 Params = Any
 
@@ -77,8 +78,12 @@ class Target(Protocol):
 
     def embed(self, params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]: ...
 
-    def step(self, params: Params, tokens: Int[Array, "B T"], cache: Cache) -> StepOut:
-        """Hear T more tokens of every row, any T: a prompt's chunk, a block, one token, all by the same path."""
+    def step(self, params: Params, tokens: Int[Array, "B T"], cache: Cache, tree: Tree | None = None) -> StepOut:
+        """Hear T more tokens of every row, any T: a prompt's chunk, a block, one token, all by the same path.
+
+        In a ``tree`` each token is heard after its own ancestors only. ``cache.length`` moves on by T all the same:
+        :func:`~dflash_jax.cache.follow` and a roll-back then keep one path.
+        """
         ...
 
     def unembed(self, params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]: ...

@@ -28,12 +28,12 @@ def tokens_of(name: str, count: int, rows: int = 1) -> np.ndarray:
 def memories(name: str, cache) -> list[tuple[np.ndarray, np.ndarray]]:
     """State and convolution window of every recurrent layer, after the tokens that the cache's length counts."""
     layers = [memory for memory in cache.layers if isinstance(memory, Recurrence)]
-    return jax.device_get(_resume(layers, cache.length, family(name).target.config.conv_taps))
+    return jax.device_get(_resume(layers, cache.length))
 
 
-@functools.partial(jax.jit, static_argnames="taps")
-def _resume(layers, length, taps: int):
-    return [recurrence.resume(memory, length, taps) for memory in layers]
+@jax.jit
+def _resume(layers, length):
+    return [recurrence.resume(memory, length) for memory in layers]
 
 
 def hear(name: str, tokens: np.ndarray, pieces, undo: int, capacity: int = 160):
