@@ -13,7 +13,6 @@ from tokenizers.decoders import DecodeStream
 from dflash_jax.generate import Decoder
 from dflash_jax.generation import Generation, cut_rows
 from dflash_jax.settings import GREEDY, SamplingParams
-from dflash_jax.speculate import SpecState
 
 ROUNDS_PER_CALL = 4
 """Rounds between two looks at the text: some may be decoded in vain behind a stop string."""
@@ -92,13 +91,9 @@ class TextDecoder:
             found = rounds.send([row.length is not None for row in rows])
         return cut_rows(found, [row.length for row in rows])
 
-    def start(self, *args, **kwargs) -> SpecState:
-        """The decoder's; rounds of its own know no stop strings."""
-        return self.decoder.start(*args, **kwargs)
-
-    def advance(self, state: SpecState, until: int | None = None) -> SpecState:
+    def warm_up(self, *args, **kwargs) -> None:
         """The decoder's."""
-        return self.decoder.advance(state, until)
+        self.decoder.warm_up(*args, **kwargs)
 
     def stream(
         self, prompt: str, max_new_tokens: int | None = None, sampling: SamplingParams = GREEDY

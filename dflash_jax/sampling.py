@@ -126,13 +126,15 @@ class Dice:
     key: jax.Array
     position: jax.Array
 
-    def scores(self, p: Float[Array, "B P V"]) -> Float[Array, "B P V"]:
+    def scores(self, p: Float[Array, "B P V"], place: Int[Array, "B P"] | None = None) -> Float[Array, "B P V"]:
         """``log p`` and each position's noise: the largest is the target's own token."""
-        return _scores(p, self._keys(Stream.TOKEN, self.position[:, None] + jnp.arange(p.shape[1])))
+        place = jnp.arange(p.shape[1]) if place is None else place
+        return _scores(p, self._keys(Stream.TOKEN, self.position[:, None] + place))
 
-    def tokens(self, p: Float[Array, "B P V"]) -> Int[Array, "B P"]:
-        """The target's own token at every position of the block."""
-        return argmax(self.scores(p))
+    def tokens(self, p: Float[Array, "B P V"], place: Int[Array, "B P"] | None = None) -> Int[Array, "B P"]:
+        """The target's own token at every position of the block; ``place``: how far each is from its beginning, where
+        that is not 0, 1, 2, ..."""
+        return argmax(self.scores(p, place))
 
     def token(self, p: Float[Array, "B V"], place: Int[Array, "B"]) -> Int[Array, "B"]:
         """The target's own token at one place of the block."""

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from dflash_jax.draft_tree import TreeMatch
+from dflash_jax.generate import LARGEST_BLOCK
 from dflash_jax.protocols import AcceptRule
 from dflash_jax.rules import ACCEPT
 from dflash_jax.settings import SamplingParams
@@ -76,7 +78,11 @@ class Args:
     min_p: float = 0.0
     """draw among tokens at least this share of the likeliest one's probability"""
     rule: Annotated[Rule | None, _option("RULE", f"default: greedy; at --temperature > 0 {SAMPLED_RULE}")] = None
-    """accept rule: greedy, match, one_hot, rejection, block (lossless); typical, threshold, top_k_relaxed (lossy)"""
+    """lossless: greedy, match, one_hot, rejection, block, tree; lossy: typical, threshold, top_k_relaxed"""
+    tree_budget: Annotated[int | None, _option("NODES", "default: 16")] = None
+    """nodes of a draft tree besides the anchor; with --rule tree"""
+    adaptive: Switch = False
+    """choose the block size as the text comes, up to --block-size and down to plain decoding"""
     seed: int = 0
     """of drawn tokens, 0 to 2**64 - 1; every prompt has a seed made of this one; greedy decoding draws nothing"""
     json: Annotated[Path | None, _option("PATH", "default: none")] = None
@@ -102,13 +108,19 @@ def rule_of(args: Args) -> AcceptRule:
     """The accept rule asked for, or the default at this temperature.
 
     Raises:
-        ValueError: for a rule that does not honour the temperature.
+        ValueError: for a rule that does not honour the temperature, or a tree budget without a tree.
     """
     name = args.rule or ("greedy" if sampling_of(args).greedy else SAMPLED_RULE)
     if not ACCEPT[name].samples and not sampling_of(args).greedy:
         able = ", ".join(name for name, rule in ACCEPT.items() if rule.samples)
         raise ValueError(f"--rule {name} knows only the argmax, and --temperature is {args.temperature:g}; use {able}")
-    return ACCEPT[name]
+    if args.tree_budget is None:
+        return ACCEPT[name]
+    if name != "tree":
+        raise ValueError(f"--tree-budget {args.tree_budget} is for --rule tree, and the rule is {name}")
+    if not 1 <= args.tree_budget < LARGEST_BLOCK:
+        raise ValueError(f"--tree-budget {args.tree_budget}: 1 to {LARGEST_BLOCK - 1} nodes")
+    return TreeMatch(args.tree_budget)
 
 
 def command(args: Args) -> str:

@@ -49,6 +49,10 @@ def prepare(args: Args) -> Plan:
     if args.plots is not None and args.plots.is_file():
         raise ValueError(f"--plots {args.plots} is a file; expected a folder")
     rule_of(args)
+    if args.adaptive and args.stop:
+        raise ValueError("--adaptive decodes whole texts: leave out --stop")
+    if args.adaptive and args.rule == "tree":
+        raise ValueError("--adaptive chooses among block sizes: leave out --rule tree")
     named = args.pair is None and args.target is None and args.draft is None
     pair = SHIPPED if named else args.pair
     target, draft = locate(pair, args.target, args.draft)

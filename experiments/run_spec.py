@@ -23,6 +23,7 @@ import tyro
 from rich.console import Console
 
 from checkpoints.text import TextDecoder
+from dflash_jax.adaptive import AdaptiveDecoder
 from dflash_jax.generation import Generation
 from dflash_jax.rules import ACCEPT
 from dflash_jax.settings import SamplingParams
@@ -43,7 +44,7 @@ def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting) -> Report:
     """Compile, stream if asked, time, and hold the two texts against each other."""
     sampling = sampling_of(args)
     decoders = {"baseline": pair.plain} if args.baseline else {}
-    decoders["speculative"] = pair.speculative
+    decoders["speculative"] = AdaptiveDecoder(pair.speculative) if args.adaptive else pair.speculative
     if args.stop:
         decoders = {name: TextDecoder(decoder, pair.tokenizer, args.stop) for name, decoder in decoders.items()}
     with CompileWatch() as compiling:
@@ -54,7 +55,7 @@ def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting) -> Report:
         show_stream(args, plan, pair)
     timer = None
     with CompileWatch() as measuring, waiting.on("compiling the parts of a round"):
-        if first.rounds:
+        if first.rounds and not args.adaptive:
             timer = timing.StepTimer(pair.speculative, plan.batches[0], first.tokens, args.max_new_tokens)
     total = args.repeats * len(decoders) * len(plan.batches)
     with CompileWatch() as timed, waiting.through("generating", total) as step:
@@ -148,7 +149,9 @@ def run(args: Args, plan: Plan, waiting: Waiting) -> Report:
     with pinned(plan.cpus):
         with _refusals(), waiting.on(f"loading {' + '.join(plan.folders.names)}"):
             rules = dict(rule=rule_of(args), plain_rule=ACCEPT["greedy" if sampling_of(args).greedy else "match"])
-            pair = load_pair(plan.folders, plan.tokenizer, dtype=args.dtype, experts=args.experts, **rules)
+            pair = load_pair(
+                plan.folders, plan.tokenizer, dtype=args.dtype, experts=args.experts, adaptive=args.adaptive, **rules
+            )
         return measure(args, plan, pair, waiting)
 
 
