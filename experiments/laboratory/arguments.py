@@ -37,7 +37,7 @@ class Common:
     max_new_tokens: Annotated[int | None, ARG(metavar="N", help_behavior_hint="(default: 128; --quick: 48)")] = None
     """most tokens per prompt"""
     repeats: Annotated[int | None, ARG(metavar="N", help_behavior_hint="(default: 3)")] = None
-    """timed repeats, at least 3; drawn texts are other ones in each"""
+    """timed repeats, at least 3"""
     block_sizes: Annotated[tuple[int, ...], ARG(metavar="P [P ...]", help_behavior_hint="(default: see above)")] = ()
     """tokens per verification: the anchor and P-1 drafts"""
     top_k: int = 0

@@ -28,9 +28,7 @@ def plot_study(study: Study, folder: Path) -> list[Path]:
     """``accept_length.png``, ``accept_speed.png`` and, where a lossy rule has a row, ``accept_lossy.png``."""
     folder.mkdir(parents=True, exist_ok=True)
     length = _figure(study, _bars("tokens_per_verify", _length_error), "tokens per verification (± standard error)")
-    speed = _figure(
-        study, _bars("ratio", _ratio_range, line=1.0), "tokens/s over plain decoding's (least to largest repeat)"
-    )
+    speed = _figure(study, _bars("ratio", _ratio_range, line=1.0), "speed over plain decoding (median and range)")
     made = {"accept_length": length, "accept_speed": speed}
     if any(not row.lossless for row in study.rows):
         made["accept_lossy"] = _figure(study, _scatter, "perplexity of the text against plain decoding's (%)")
@@ -78,8 +76,8 @@ def _caption(study: Study) -> str:
     """What the figures hold for."""
     args, first = study.args, study.findings[0]
     return (
-        f"{args.dtype}, batch 1, {study.machine.device}, {study.machine.threads} thread(s), {first.prompts} prompts, at "
-        f"most {args.max_new_tokens} tokens each, {args.repeats} repeats, seed {args.seed};\n"
+        f"{args.dtype}, batch 1, {study.machine.device}, {study.machine.threads} thread(s), {first.prompts} prompts, "
+        f"at most {args.max_new_tokens} tokens each, {args.repeats} repeats, seed {args.seed};\n"
         "(lossy): the text is not the target's own; at temperature 0 greedy stands for the other lossless rules"
     )
 

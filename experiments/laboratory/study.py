@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -15,6 +16,9 @@ from experiments.laboratory.measure import Findings
 from experiments.laboratory.rows import Row, best_lossless
 from experiments.machine import Machine
 from experiments.report import finite
+
+MAY_MISS = ("proof", "total_variation", "kl", "not_argmax")
+"""Fields of a row that are None where they are not measured; other fields that are null were nan."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,12 @@ def _labelled(row: Row) -> dict[str, Any]:
     """Fields of a row; ``label`` is the word that the screen has for ``lossless``."""
     values = asdict(row)
     return {name: values[name] for name in ("pair", "rule")} | {"label": row.label} | values
+
+
+def row_from(values: dict[str, Any]) -> Row:
+    """A row as :func:`payload` wrote it."""
+    known = {field.name: values[field.name] for field in fields(Row)}
+    return Row(**{name: math.nan if value is None and name not in MAY_MISS else value for name, value in known.items()})
 
 
 def write_json(found: dict[str, Any], path: Path) -> None:
