@@ -123,9 +123,9 @@ def rule_of(args: Args) -> AcceptRule:
     return TreeMatch(args.tree_budget)
 
 
-def command(args: Args) -> str:
-    """The line that repeats a run: every argument that is not its default."""
-    words = ["python", "-m", "experiments.run_spec"]
+def command(args: object, program: str = "experiments.run_spec") -> str:
+    """The line that repeats a run of ``program``: every argument that is not its default."""
+    words = ["python", "-m", program]
     for field in fields(args):
         value, flag = getattr(args, field.name), field.name.replace("_", "-")
         if value == field.default:
@@ -133,7 +133,7 @@ def command(args: Args) -> str:
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         elif isinstance(value, tuple):
-            words += [f"--{flag}", *value]
+            words += [f"--{flag}", *map(str, value)]
         else:
             words += [f"--{flag}", str(value)]
     return shlex.join(words)

@@ -14,9 +14,6 @@ Text goes to the model as it is, without a chat template. Plain and speculative 
 one process; compilation is reported apart, and programs are kept in $DFLASH_JAX_CACHE/xla (~/.cache/dflash_jax/xla).
 """
 
-import contextlib
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 import tyro
@@ -34,6 +31,7 @@ from experiments.definitions import LABEL, explanation
 from experiments.pair import ALL_PAIRS, Pair, check_target, known_pairs, load_pair
 from experiments.plan import Plan, prepare
 from experiments.progress import Waiting
+from experiments.refusals import refusals
 from experiments.report import Compiled, Report, write_json
 from experiments.streaming import DIM, GREEN, PLAIN, shown
 from experiments.summary import lines, warnings
@@ -137,7 +135,7 @@ def main(args: Args) -> Report | list[Report]:
     waiting = Waiting(args.quiet)
     if args.pair == ALL_PAIRS:
         return compare_all(args, waiting)
-    with _refusals():
+    with refusals():
         plan = prepare(args)
     report = run(args, plan, waiting)
     publish(args, report)
@@ -147,7 +145,7 @@ def main(args: Args) -> Report | list[Report]:
 def run(args: Args, plan: Plan, waiting: Waiting) -> Report:
     """Load a pair and measure it."""
     with pinned(plan.cpus):
-        with _refusals(), waiting.on(f"loading {' + '.join(plan.folders.names)}"):
+        with refusals(), waiting.on(f"loading {' + '.join(plan.folders.names)}"):
             rules = dict(rule=rule_of(args), plain_rule=ACCEPT["greedy" if sampling_of(args).greedy else "match"])
             pair = load_pair(
                 plan.folders, plan.tokenizer, dtype=args.dtype, experts=args.experts, adaptive=args.adaptive, **rules
@@ -157,7 +155,7 @@ def run(args: Args, plan: Plan, waiting: Waiting) -> Report:
 
 def compare_all(args: Args, waiting: Waiting) -> list[Report]:
     """Every shipped pair in turn, then one table."""
-    with _refusals():
+    with refusals():
         if args.stream or args.plots or args.explain:
             raise ValueError("--pair all prints one table: leave out --stream, --plots and --explain, or name one pair")
         each = [replace(args, pair=name) for name in known_pairs()]
@@ -170,16 +168,6 @@ def compare_all(args: Args, waiting: Waiting) -> list[Report]:
         comparison.write_json(command(args), reports, args.json)
         print(f"{'written':<{LABEL}}{args.json}")
     return reports
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """What is wrong with the arguments or the folders is one line, and exit status 2."""
-    try:
-        yield
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":
