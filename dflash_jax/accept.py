@@ -161,14 +161,15 @@ def accept_matches(draft: Draft, own: Int[Array, "B P"]) -> Verdict:
 
 
 def drawn_from(draft: Draft, logits: Float[Array, "B P V"]) -> tuple[Int[Array, "B drafts"], Float[Array, "B P V"]]:
-    """The drafts and what each was drawn from; certainty for one that nobody drew, zeros where nothing is proposed,
-    and in the last place, which has no draft. A draft of a broken distribution (NaN) proposes nothing."""
+    """The drafts and what each was drawn from; certainty for one that nobody drew, zeros where nothing is proposed
+    (whatever q is there), and in the last place, which has no draft. A draft of a broken distribution (NaN) proposes
+    nothing."""
     tokens, q = draft.tokens, draft.q
     if q is None:
         q = (jnp.arange(logits.shape[-1]) == tokens[..., None]).astype(jnp.promote_types(logits.dtype, jnp.float32))
     else:
-        broken = jnp.isnan(q).any(-1)
-        tokens, q = jnp.where(broken, -1, tokens), jnp.where(broken[..., None], 0, q)
+        tokens = jnp.where(jnp.isnan(q).any(-1), -1, tokens)
+        q = jnp.where((tokens >= 0)[..., None], q, 0)
     return tokens, jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
 
 
