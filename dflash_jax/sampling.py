@@ -97,7 +97,7 @@ def heaviest(
 def _ordered(scores: Float[Array, "*batch V"]) -> UInt[Array, "*batch V"]:
     """Unsigned integers in the order of the scores; -0 and 0 are one number."""
     unsigned = jnp.dtype(f"uint{jnp.finfo(scores.dtype).bits}")
-    bits = jax.lax.bitcast_convert_type(scores + 0.0, unsigned)
+    bits = jax.lax.bitcast_convert_type(jnp.where(scores == 0, 0, scores), unsigned)  # XLA takes "+ 0.0" for nothing
     top = jnp.ones((), unsigned) << (jnp.iinfo(unsigned).bits - 1)
     return jnp.where(bits & top, ~bits, bits | top)
 
