@@ -16,8 +16,9 @@ of b tokens then delivers 1 + sum of products of the first b - 1 rates, and a ro
     round(b) = round(P) - verify(P) + step + (verify(P) - step) (b - 1) / (P - 1)
 
 with step the time of one token: the verification linear in its width, the draft and the rest unchanged. Larger blocks
-than P are measured and not predicted, because nothing is known of their last drafts. Speeds are medians; a speedup is
-against plain decoding in the same process, in turn (see experiments.run_spec).
+than P are measured and not predicted, because nothing is known of their last drafts. The prediction knows no stop and
+no budget, which cut a text's last round. Speeds are medians; a speedup is against plain decoding in the same process,
+in turn (see experiments.run_spec).
 """
 
 import json
@@ -123,13 +124,12 @@ def _measure(args: SweepArgs, plan: Plan, pair: Pair, waiting: Waiting) -> Repor
 
 def show(found: Sweep, args: SweepArgs, console: Console) -> None:
     """A line per block size, and which one is fastest."""
-    table = Table(
-        title=f"{' + '.join(found.names)}, trained at block {found.trained}, {found.sampling}, rule "
+    console.print(
+        f"{' + '.join(found.names)}, trained at block {found.trained}, {found.sampling}, rule "
         f"{rule_of(_at_block(args, None, None)).name}, {found.prompts} prompts of at most {args.max_new_tokens} tokens",
-        box=None,
-        title_justify="left",
-        padding=(0, 1, 0, 0),
+        markup=False,
     )
+    table = Table(box=None, padding=(0, 1, 0, 0))
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for block in found.blocks:

@@ -30,7 +30,7 @@ def plot_sweeps(sweeps: Sequence[Sweep], args: SweepArgs, folder: Path) -> Path:
         speed.errorbar(sizes, middles, yerr=spans, marker="o", capsize=3, color="#4878a8", label="measured (range)")
         length.plot(sizes, [block.length for block in found.blocks], marker="o", color="#4878a8", label="measured")
         known = [block for block in found.blocks if block.predicted_speedup is not None]
-        line = dict(marker="x", linestyle="--", color="#c04030", label=f"predicted from block {found.trained}")
+        line = dict(marker="x", linestyle="--", color="#c04030", label="predicted from the trained block")
         speed.plot([block.size for block in known], [block.predicted_speedup for block in known], **line)
         length.plot([block.size for block in known], [block.predicted_length for block in known], **line)
         speed.axhline(1, color="#404040", linestyle=":", linewidth=1)
@@ -42,7 +42,8 @@ def plot_sweeps(sweeps: Sequence[Sweep], args: SweepArgs, folder: Path) -> Path:
             panel.spines[["top", "right"]].set_visible(False)
     panels[0, 0].set_ylabel("speedup over plain decoding")
     panels[1, 0].set_ylabel("tokens per verification")
-    panels[0, 0].legend(frameon=False)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False)
     figure.supxlabel(
         f"{args.dtype}, batch 1, {sweeps[0].sampling}, {sweeps[0].prompts} prompts, at most {args.max_new_tokens} "
         f"tokens each, {args.repeats} repeats",

@@ -35,7 +35,9 @@ def show(study: Study, console: Console | None = None) -> None:
     for line in head(study):
         console.print(line, markup=False)
     for one in study.findings:
+        console.print(_title(one), markup=False)
         console.print(_table(one))
+        console.print()
     for label, text in DEFINITIONS.items():
         console.print(wrapped(f"{label:<{LABEL}}", text), markup=False)
     for note in study.left_out:
@@ -85,16 +87,15 @@ def warnings(study: Study) -> Iterator[str]:
             yield f"{one.names[0]}: KL is infinite where an accepted draft lies outside the filters"
 
 
-def _table(one: Findings) -> Table:
+def _title(one: Findings) -> str:
     costs = one.costs
-    timed = f": verify {costs.verify_s * 1e3:.1f} ms, one token {costs.step_s * 1e3:.1f} ms" if costs else ""
     experts = f", {one.experts_per_token} of {one.experts} experts per token" if one.experts else ""
-    table = Table(
-        title=f"{' + '.join(one.names)}, block {one.block_size} ({one.block_size - 1} drafts){experts}{timed}",
-        box=None,
-        title_justify="left",
-        padding=(0, 1, 0, 0),
-    )
+    timed = f": verify {costs.verify_s * 1e3:.1f} ms, one token {costs.step_s * 1e3:.1f} ms" if costs else ""
+    return f"{' + '.join(one.names)}, block {one.block_size} ({one.block_size - 1} drafts){experts}{timed}"
+
+
+def _table(one: Findings) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0))
     for name in COLUMNS:
         table.add_column(name, justify="left" if name in ("rule", "law") else "right", no_wrap=True)
     for before, row in zip((None, *one.rows), one.rows, strict=False):

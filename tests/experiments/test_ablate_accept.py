@@ -6,6 +6,7 @@ import io
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from experiments.laboratory.tables import cells
 from experiments.pair import Pair, load_pair
 from tests.experiments.random_pair import write_random_pair
 
+ROOT = Path(ablate_accept.__file__).parents[1]
 RULES = ("greedy", "match", "typical")
 
 
@@ -290,6 +292,13 @@ def test_a_page_takes_the_tables(ran):
     assert put(page, tables(found)) == f"# Rules\n{BEGIN}\n{tables(found)}\n{END}\nmore\n"
     with pytest.raises(ValueError, match="figures: begin"):
         put("# Rules", "x")
+
+
+def test_the_page_has_the_committed_figures():
+    """docs/accept_rules.md is redone with ``python -m experiments.laboratory.markdown``, not by hand."""
+    page = (ROOT / "docs" / "accept_rules.md").read_text()
+    found = json.loads((ROOT / "experiments" / "results" / "ablate_accept.json").read_text())
+    assert put(page, tables(found)) == page
 
 
 def test_help_has_examples(capsys):
