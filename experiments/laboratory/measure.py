@@ -1,5 +1,6 @@
 """Every rule at every temperature with one pair and block size: compiled first, timed in turn, then judged."""
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -75,24 +76,12 @@ def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting, cpus: Sequence
             for sampling, decoders in zip(settings, contests, strict=True)
         ]
     costs = timer and timer.costs()
-    rows = []
     with waiting.on(f"the target hears the texts again ({where})"):
-        for sampling, found in zip(settings, timings, strict=True):
-            trials = {name: _judge(pair, plan, name, each) for name, each in found.items()}
-            rows += [
-                row_of(
-                    trial,
-                    trials[PLAIN],
-                    pair=pair.names[0],
-                    family=pair.family,
-                    block_size=pair.drafter.block_size,
-                    sampling=sampling,
-                    rule=name,
-                    lossless=_lossless(name),
-                    verify_ratio=costs.ratio if costs else float("nan"),
-                )
-                for name, trial in trials.items()
-            ]
+        rows = [
+            row
+            for sampling, found in zip(settings, timings, strict=True)
+            for row in _rows(pair, plan, sampling, found, costs.ratio if costs else math.nan)
+        ]
     facts = pair.facts
     return Findings(
         names=pair.names,
@@ -176,6 +165,18 @@ def _time(
             for name, run in turn.items():
                 found[name].append(run)
     return found
+
+
+def _rows(
+    pair: Pair, plan: Plan, sampling: SamplingParams, found: dict[str, list[runs.Run]], verify_ratio: float
+) -> list[Row]:
+    """The rows of one temperature, plain decoding first."""
+    trials = {name: _judge(pair, plan, name, each) for name, each in found.items()}
+    same = dict(pair=pair.names[0], family=pair.family, block_size=pair.drafter.block_size, sampling=sampling)
+    return [
+        row_of(trial, trials[PLAIN], **same, rule=name, lossless=_lossless(name), verify_ratio=verify_ratio)
+        for name, trial in trials.items()
+    ]
 
 
 def _judge(pair: Pair, plan: Plan, name: str, found: list[runs.Run]) -> Trial:
