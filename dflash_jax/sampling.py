@@ -49,25 +49,30 @@ def distribution(logits: Float[Array, "B T V"], sampling: Sampling) -> Float[Arr
     greedy = sampling.greedy[:, None, None]
     temperature = jnp.where(greedy, 1, sampling.temperature[:, None, None]).astype(wide.dtype)
     scaled = (wide - jnp.max(wide, axis=-1, keepdims=True)) / temperature
-    # Without a filter in the whole batch its passes are skipped; a row without one keeps all its tokens either way.
-    filtered = (_cuts_k(sampling, logits.shape[-1]) | (sampling.top_p < 1) | (sampling.min_p > 0)) & ~sampling.greedy
-    kept = jax.lax.cond(filtered.any(), _kept, lambda scaled, _: jnp.ones(scaled.shape, bool), scaled, sampling)
-    sampled = jax.nn.softmax(jnp.where(kept, scaled, -jnp.inf), axis=-1)
+    sampled = jax.nn.softmax(jnp.where(_kept(scaled, sampling), scaled, -jnp.inf), axis=-1)
     best = jnp.arange(wide.shape[-1]) == argmax(wide)[..., None]
     return jnp.where(greedy, jnp.where(jnp.isnan(scaled), scaled, best), sampled)
 
 
-def _cuts_k(sampling: Sampling, vocabulary: int) -> Bool[Array, "B"]:
-    return (sampling.top_k >= 1) & (sampling.top_k < vocabulary)
-
-
 def _kept(scaled: Float[Array, "B T V"], sampling: Sampling) -> Bool[Array, "B T V"]:
-    """Which tokens the filters leave, ``scaled`` being logits / temperature with a largest of 0."""
-    k = jnp.where(_cuts_k(sampling, scaled.shape[-1]), sampling.top_k, scaled.shape[-1])
-    kept = heaviest(scaled, jnp.ones_like(scaled), k[:, None].astype(scaled.dtype))
-    mass = jax.nn.softmax(jnp.where(kept, scaled, -jnp.inf), axis=-1)
-    wanted = jnp.where(sampling.top_p < 1, jnp.maximum(sampling.top_p, jnp.finfo(scaled.dtype).tiny), jnp.inf)
-    kept &= heaviest(scaled, mass, wanted[:, None].astype(scaled.dtype))
+    """Which tokens the filters leave, ``scaled`` being logits / temperature with a largest of 0.
+
+    Without a filter in the whole batch its passes are skipped; a row without one keeps all its tokens either way.
+    """
+    vocabulary, every = scaled.shape[-1], jnp.ones(scaled.shape, bool)
+    cuts_k, cuts_p = (sampling.top_k >= 1) & (sampling.top_k < vocabulary), sampling.top_p < 1
+
+    def by_k() -> Bool[Array, "B T V"]:
+        k = jnp.where(cuts_k, sampling.top_k, vocabulary)
+        return heaviest(scaled, jnp.ones_like(scaled), k[:, None].astype(scaled.dtype))
+
+    def by_p() -> Bool[Array, "B T V"]:
+        mass = jax.nn.softmax(jnp.where(kept, scaled, -jnp.inf), axis=-1)
+        wanted = jnp.where(cuts_p, jnp.maximum(sampling.top_p, jnp.finfo(scaled.dtype).tiny), jnp.inf)
+        return heaviest(scaled, mass, wanted[:, None].astype(scaled.dtype))
+
+    kept = jax.lax.cond((cuts_k & ~sampling.greedy).any(), by_k, lambda: every)
+    kept = kept & jax.lax.cond((cuts_p & ~sampling.greedy).any(), by_p, lambda: every)
     return kept & (scaled >= jnp.log(sampling.min_p)[:, None, None])
 
 
