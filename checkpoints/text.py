@@ -14,8 +14,8 @@ from dflash_jax.generate import Decoder
 from dflash_jax.generation import Generation, cut_rows
 from dflash_jax.settings import GREEDY, SamplingParams
 
-ROUNDS_PER_CALL = 4
-"""Rounds between two looks at the text: some may be decoded in vain behind a stop string."""
+TOKENS_PER_LOOK = 16
+"""About as many tokens are decoded between two looks at the text, some in vain behind a stop string."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Completion:
-    """One row. ``text`` ends before a stop string; ``tokens`` end with the one that completed it. ``finish``: "stop"
-    (a stop id or string), "length" or "broken"."""
+    """One row. ``text`` ends before a stop string or id; ``tokens`` end with the id, or with the token that completed
+    the string. ``finish``: "stop" (either), "length" or "broken"."""
 
     text: str
     tokens: list[int]
@@ -45,7 +45,7 @@ class TextDecoder:
         stop_ids: ids that end a row, such as the end-of-text token.
 
     Raises:
-        ValueError: for an empty stop string, which would end every text at once.
+        ValueError: for an empty stop string, which would end every text at once, or a decoder that cannot stream.
     """
 
     decoder: Decoder
@@ -56,6 +56,8 @@ class TextDecoder:
     def __post_init__(self) -> None:
         if "" in self.stop:
             raise ValueError("stop '': an empty string ends every text at once; give at least one character")
+        if not isinstance(self.decoder, Decoder):
+            raise ValueError(f"a {type(self.decoder).__name__} decodes whole texts only; give its plain Decoder")
 
     def complete(
         self,
@@ -73,8 +75,9 @@ class TextDecoder:
         return [Completion(self.text_of(row), row, finish) for row, finish in zip(out.tokens, out.finish, strict=True)]
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """The decoded ids, up to the first stop string."""
-        text = self.tokenizer.decode(ids, skip_special_tokens=False)
+        """The decoded ids, up to the first stop string or a stop id at the end."""
+        said = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        text = self.tokenizer.decode(said, skip_special_tokens=False)
         return text[: min((place for place in map(text.find, self.stop) if place >= 0), default=None)]
 
     def generate(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY, logprobs=None) -> Generation:
@@ -83,12 +86,13 @@ class TextDecoder:
         if not self.stop:
             return self.decoder.generate(prompts, max_new_tokens, stop, sampling, logprobs)
         rows = [_Watch(self.tokenizer, self.stop) for _ in prompts]
-        rounds = self.decoder.stream(prompts, max_new_tokens, stop, sampling, logprobs, ROUNDS_PER_CALL)
-        found = next(rounds)
+        rounds = max(1, round(2 * TOKENS_PER_LOOK / (1 + self.decoder.drafter.block_size)))
+        segments = self.decoder.stream(prompts, max_new_tokens, stop, sampling, logprobs, rounds)
+        found = next(segments)
         while not isinstance(found, Generation):
             for row, new in zip(rows, found, strict=True):
                 row.hear(new)
-            found = rounds.send([row.length is not None for row in rows])
+            found = segments.send([row.length is not None for row in rows])
         return cut_rows(found, [row.length for row in rows])
 
     def warm_up(self, *args, **kwargs) -> None:
@@ -106,6 +110,7 @@ class TextDecoder:
     ) -> Iterator[Piece]:
         """The same for a prompt's ids."""
         tokens = stream_tokens(self.decoder, ids, max_new_tokens, self.stop_ids, sampling)
+        tokens = ((token, drafted) for token, drafted in tokens if token not in self.stop_ids)
         return until(pieces(tokens, self.tokenizer), self.stop)
 
 

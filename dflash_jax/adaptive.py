@@ -3,7 +3,8 @@
 Rounds run in segments, each one compiled loop of one block size. Between two segments the host looks at what was
 accepted and how long it took, and picks the block size of the next (the switch of Cascade, arXiv 2506.20675, over
 widths). The choice looks at text that is already said and at the clock, never at a coin that is still to fall, so every
-lossless rule stays so.
+lossless rule stays so. Under a pathwise rule the text is the plain one whatever is chosen. Under the others it has the
+same law, but depends on where rounds begin: a seed alone does not repeat it, because a clock has a say.
 """
 
 import time
@@ -83,7 +84,8 @@ class Controller:
         """Take in a segment: its ledger ``[B, rounds]``, and how long it took (None: unknown)."""
         rounds = counts.shape[1]
         if seconds is not None and rounds:
-            self.costs[size] += 0.25 * (seconds / rounds - self.costs[size])
+            weight = 1 - 0.75 ** (rounds / SEGMENT)
+            self.costs[size] += weight * (seconds / rounds - self.costs[size])
         if size == 1:
             self.rest = max(self.rest - rounds, 0)
             return
@@ -154,15 +156,25 @@ class AdaptiveDecoder:
         return self.decoder.start(*args, **kwargs)
 
     def warm_up(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY) -> None:
-        """Compile every block size for these prompts, and measure what its rounds cost."""
-        costs = {}
+        """Compile every block size for these prompts, and measure what its rounds cost.
+
+        Raises:
+            ValueError: if the context limit leaves no room to measure plain decoding. Larger sizes for which it leaves
+                none are not chosen from.
+        """
+        enough, costs = (MEASURED + 1) * self.decoder.drafter.block_size, {}
+        if max_new_tokens is not None:
+            enough = np.maximum(max_new_tokens, enough).tolist()
         for size in self.block_sizes:
-            run = _Run(self, self.start(prompts, max_new_tokens, stop, sampling))
+            run = _Run(self, self.start(prompts, None if max_new_tokens is None else enough, (), sampling))
             run.segment(size, 1)
             before = run.rounds
             seconds = run.segment(size, before + MEASURED)
-            costs[size] = seconds / (run.rounds - before) if run.rounds > before else 1.0
-        self.controllers.setdefault(len(prompts), Controller(costs))
+            if run.rounds > before:
+                costs[size] = seconds / (run.rounds - before)
+        if 1 not in costs:
+            raise ValueError("the prompts leave no room below the context limit to measure what a round costs")
+        self.controllers[len(prompts)] = Controller(costs)
 
     def generate(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY, logprobs=None) -> Generation:
         """As :meth:`~dflash_jax.generate.Decoder.generate`. The first call for a batch size begins with
@@ -202,11 +214,10 @@ class _Run:
         context = self.state.draft_cache
         self.state = self.state.replace(draft_cache=self._nothing_pending())
         self._advance(Resting(), None, until)
-        seconds = time.perf_counter() - started
         if not self.done:
-            context = catch_up(drafter, params, context, self.state.draft_cache)
+            context = jax.block_until_ready(catch_up(drafter, params, context, self.state.draft_cache))
         self.state = self.state.replace(draft_cache=context)
-        return seconds
+        return time.perf_counter() - started
 
     def _advance(self, drafter: Drafter, draft_params: Params, until: int) -> None:
         decoder, rounds = self.decoder, jnp.asarray(until, jnp.int32)

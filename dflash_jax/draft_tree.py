@@ -67,6 +67,10 @@ class TreeMatch:
     samples: ClassVar[bool] = True
     budget: int = 16
 
+    def __post_init__(self) -> None:
+        if self.budget < 1:
+            raise ValueError(f"a draft tree of {self.budget} nodes: at least 1")
+
     def width(self, block_size: int) -> int:
         return self.budget + 1 if block_size > 1 else 1
 
@@ -77,7 +81,7 @@ class TreeMatch:
         return Draft(tokens=tokens, tree=tree)
 
     def __call__(self, dice: Dice, draft: Draft, logits: Float[Array, "B T V"], sampling: Sampling) -> Verdict:
-        tree = draft.tree or _chain(*draft.tokens.shape)
+        tree = draft.tree or chain(*draft.tokens.shape)
         depth, ancestors = tree.depth, tree.ancestors
         own = dice.tokens(distribution(logits, sampling), depth)
         parent = jnp.maximum(tree.parent[:, 1:], 0)
@@ -92,6 +96,6 @@ class TreeMatch:
         return Verdict(accepted=accepted.astype(jnp.int32), token=token, path=path.astype(jnp.int32))
 
 
-def _chain(rows: int, drafts: int) -> Tree:
+def chain(rows: int, drafts: int) -> Tree:
     """Every token follows the one before it."""
     return Tree(parent=jnp.broadcast_to(jnp.arange(-1, drafts, dtype=jnp.int32), (rows, drafts + 1)))

@@ -64,17 +64,21 @@ def collect(state: SpecState, ttft_s: float, decode_s: float) -> Generation:
 
 
 def cut_rows(generation: Generation, lengths: Sequence[int | None]) -> Generation:
-    """Rows that end after so many tokens (None: where they are); what lies behind counts nowhere."""
+    """Rows that end after so many tokens (None: where they are); what lies behind counts nowhere.
+
+    Rounds in which no row says anything any more are dropped; ``union`` stays the mean over all that ran.
+    """
     keep = [len(row) if length is None else length for row, length in zip(generation.tokens, lengths, strict=True)]
     before = np.cumsum(generation.counts, axis=1) - generation.counts
     counts = np.clip(np.array(keep)[:, None] - 1 - before, 0, generation.counts)
-    logprobs = generation.logprobs
+    logprobs, rounds = generation.logprobs, int((counts > 0).any(0).sum())
+    counts, accepted = counts[:, :rounds], generation.accepted[:, :rounds]
     return replace(
         generation,
         tokens=[row[:length] for row, length in zip(generation.tokens, keep, strict=True)],
         finish=[old if length is None else "stop" for old, length in zip(generation.finish, lengths, strict=True)],
         counts=counts,
-        accepted=np.where(counts > 0, generation.accepted, -1),
+        accepted=np.where(counts > 0, accepted, -1),
         logprobs=logprobs and [_first(row, length) for row, length in zip(logprobs, keep, strict=True)],
     )
 

@@ -46,6 +46,10 @@ class Typical(Relaxed):
     epsilon: float = 0.09
     delta: float = 0.3
 
+    def __post_init__(self) -> None:
+        _in_range("epsilon", self.epsilon, 1.0)
+        _in_range("delta", self.delta, 1.0)
+
     def stands(self, p: Float[Array, "B drafts V"], tokens: Int[Array, "B drafts"]) -> Bool[Array, "B drafts"]:
         entropy = -jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1)), 0).sum(-1)
         return at_tokens(p, tokens) > jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
@@ -57,6 +61,9 @@ class Threshold(Relaxed):
 
     name: ClassVar[str] = "threshold"
     least: float = 0.3
+
+    def __post_init__(self) -> None:
+        _in_range("least", self.least, 1.0)
 
     def stands(self, p: Float[Array, "B drafts V"], tokens: Int[Array, "B drafts"]) -> Bool[Array, "B drafts"]:
         return at_tokens(p, tokens) >= self.least
@@ -71,7 +78,17 @@ class TopKRelaxed(Relaxed):
     k: int = 10
     delta: float = 0.6
 
+    def __post_init__(self) -> None:
+        _in_range("delta", self.delta, 1.0)
+        if self.k < 1:
+            raise ValueError(f"k {self.k}: expected 1 or more tokens")
+
     def stands(self, p: Float[Array, "B drafts V"], tokens: Int[Array, "B drafts"]) -> Bool[Array, "B drafts"]:
         mine = at_tokens(p, tokens)
         better = (p > mine[..., None]).sum(-1)
         return (better < self.k) & (mine >= p.max(-1) - self.delta)
+
+
+def _in_range(name: str, value: float, most: float) -> None:
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} {value}: expected a number from 0 to {most}")

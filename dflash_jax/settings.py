@@ -80,7 +80,7 @@ class SamplingParams:
 
     @classmethod
     def from_request(cls, request: Mapping[str, Any]) -> "SamplingParams":
-        """From named parameters, as a server's request or ``generation_config.json`` has them.
+        """From sampling parameters by name, as vLLM's ``SamplingParams`` and OpenAI's requests have them.
 
         Raises:
             ValueError: for one that is not honoured at every position of a block, or is not known, by its name.
@@ -91,7 +91,9 @@ class SamplingParams:
                 continue
             if name not in REFUSED:
                 raise ValueError(f"unknown sampling parameter {name!r}; known: {', '.join(sorted(known))}")
-            if value in NEUTRAL.get(name, (0,)) or value in ([], {}, ""):
+            if (isinstance(value, list | dict | tuple | str) and not value) or (
+                _is(value, Real) and value in NEUTRAL.get(name, (0,))
+            ):
                 continue
             raise ValueError(
                 f"{name} {value!r} is not supported: it would have to hold at every position of a block; leave it out"

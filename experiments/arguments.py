@@ -82,7 +82,7 @@ class Args:
     tree_budget: Annotated[int | None, _option("NODES", "default: 16")] = None
     """nodes of a draft tree besides the anchor; with --rule tree"""
     adaptive: Switch = False
-    """choose the block size as the text comes, up to --block-size and down to plain decoding"""
+    """choose the block size as the text comes, by acceptance and the clock, from 1 (plain decoding) to --block-size"""
     seed: int = 0
     """of drawn tokens, 0 to 2**64 - 1; every prompt has a seed made of this one; greedy decoding draws nothing"""
     json: Annotated[Path | None, _option("PATH", "default: none")] = None

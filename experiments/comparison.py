@@ -47,7 +47,7 @@ def _row(report: Report) -> list[str]:
     return [
         report.pair.names[0],
         report.pair.family,
-        str(report.block_size),
+        f"1-{report.block_size}" if report.pair.adaptive else str(report.block_size),
         _number(found["acceptance_length"], ".2f"),
         f"{found['verified_tokens']:,}/{found['verifies']:,}",
         _number(found["acceptance_ratio"], ".0%"),

@@ -11,7 +11,8 @@ LABEL = 19
 DEFINITIONS = {
     "rule": """
         The accept rule, whether the text has exactly the target's own law under it, and how tokens are drawn. For one
-        seed, greedy and match say what plain decoding says; other lossless rules draw other tokens of the same law.""",
+        seed, greedy, match and tree say what plain decoding says; other lossless rules draw other tokens of the same
+        law.""",
     "compile": """
         Seconds to trace, lower and compile the programs that decode (prefill, first token and loop, with and without
         drafter), or to read them from the persistent cache ($DFLASH_JAX_CACHE/xla). Part of no other figure.""",

@@ -164,7 +164,7 @@ def payload(report: Report) -> dict[str, Any]:
         "step_costs": costs and asdict(costs),
         "union_mean": spec.union,
         "union_one_token": plain and plain.union,
-        "union_uniform": report.uniform_union or None,
+        "union_uniform": None if report.pair.adaptive else report.uniform_union or None,
         "compile_s": report.compiled.seconds,
         "compilations": report.compiled.programs,
         "compilations_from_cache": report.compiled.hits,

@@ -60,13 +60,13 @@ def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting) -> Report:
         found = runs.run_interleaved(
             decoders,
             plan.batches,
-            runs.conditions_of(pair, plan.batches, args.max_new_tokens, sampling),
+            runs.conditions_of(pair, plan.batches, args.max_new_tokens, sampling, args.stop),
             repeats=args.repeats,
             after_each=lambda name, generation: step(_live(name, generation)),
             between=timer.turn if timer else lambda: None,
         )
     agreed = None
-    if args.baseline and pair.rule.pathwise:
+    if args.baseline and (pair.rule.pathwise or (pair.rule.lossless and sampling.greedy)):
         with waiting.on("comparing texts"):
             agreed = agree(plan, pair, runs.settings_of(sampling, plan.batches), **found)
     return Report(

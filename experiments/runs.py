@@ -1,5 +1,6 @@
 """Timed runs that may be compared: the same prompts under the same conditions, decoders in turn, repeated."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -31,7 +32,7 @@ class Conditions:
         dtype: of weights and caches; ``expert_format``: how the routed experts are held.
         batch: rows decoded together.
         prompts: fingerprint of their token ids, in order.
-        stop: ids that end a row.
+        stop: ids that end a row; ``stop_strings``: strings that do.
         temperature, top_k, top_p, min_p, seed: how tokens are drawn; prompt i has a seed made of the seed and i.
     """
 
@@ -47,6 +48,7 @@ class Conditions:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = 0
+    stop_strings: tuple[str, ...] = ()
 
     @property
     def sampling(self) -> SamplingParams:
@@ -74,19 +76,24 @@ class Run:
     @property
     def rounds(self) -> int:
         """Rounds of the loop in one repeat; rows of a batch share them."""
-        return sum(generation.rounds for generation in self.repeats[0])
+        return self._rounds(self.repeats[0])
 
     @property
     def rates(self) -> list[float]:
         """Tokens per second, each repeat: those after each row's first / seconds of the rounds; nan without a round."""
-        decoded = self.tokens - len(self.texts)
-        return [decoded / self._seconds(repeat) if self.rounds else float("nan") for repeat in self.repeats]
+        return [
+            sum(int(each.counts.sum()) for each in repeat) / self._seconds(repeat) if self._rounds(repeat) else math.nan
+            for repeat in self.repeats
+        ]
 
     @property
     def end_to_end_rates(self) -> list[float]:
         """Tokens per second of each repeat, prompts included."""
-        total = [self._seconds(repeat) + sum(each.ttft_s for each in repeat) for repeat in self.repeats]
-        return [self.tokens / seconds for seconds in total]
+        return [
+            sum(len(row) for each in repeat for row in each.tokens)
+            / (self._seconds(repeat) + sum(each.ttft_s for each in repeat))
+            for repeat in self.repeats
+        ]
 
     @property
     def ttft_s(self) -> float:
@@ -102,7 +109,10 @@ class Run:
     @property
     def round_s(self) -> list[float]:
         """Seconds per round of each repeat; nan without a round."""
-        return [self._seconds(repeat) / self.rounds if self.rounds else float("nan") for repeat in self.repeats]
+        return [
+            self._seconds(repeat) / self._rounds(repeat) if self._rounds(repeat) else math.nan
+            for repeat in self.repeats
+        ]
 
     @property
     def counts(self) -> np.ndarray:
@@ -136,6 +146,10 @@ class Run:
         return [each for repeat in self.repeats for each in repeat if each.rounds]
 
     @staticmethod
+    def _rounds(repeat: Sequence[Generation]) -> int:
+        return sum(generation.rounds for generation in repeat)
+
+    @staticmethod
     def _seconds(repeat: Sequence[Generation]) -> float:
         return sum(generation.decode_s for generation in repeat)
 
@@ -162,7 +176,11 @@ def speedups(plain: Run, speculative: Run) -> list[float]:
 
 
 def conditions_of(
-    pair: Pair, batches: Sequence[Sequence[list[int]]], max_new_tokens: int, sampling: SamplingParams = GREEDY
+    pair: Pair,
+    batches: Sequence[Sequence[list[int]]],
+    max_new_tokens: int,
+    sampling: SamplingParams = GREEDY,
+    stop_strings: tuple[str, ...] = (),
 ) -> Conditions:
     """The conditions of a run on the default device."""
     return Conditions(
@@ -173,6 +191,7 @@ def conditions_of(
         max_new_tokens=max_new_tokens,
         stop=pair.stop,
         device=jax.devices()[0].device_kind,
+        stop_strings=stop_strings,
         **asdict(sampling),
     )
 

@@ -53,7 +53,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     yield from _acceptance(report)
     if report.agreement:
         yield from _agreement(report.agreement)
-    elif report.plain and not report.pair.pathwise:
+    elif report.plain:
         yield "agreement", _no_agreement(report.pair)
     yield from _time(report)
     yield from _experts(report)

@@ -21,16 +21,13 @@ no budget, which cut a text's last round. Speeds are medians; a speedup is again
 in turn (see experiments.run_spec).
 """
 
-import json
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from checkpoints.safetensors_file import write_text
 from dflash_jax.rules import ACCEPT
 from experiments import machine, run_spec
 from experiments.arguments import Args, command, rule_of, sampling_of
@@ -38,6 +35,7 @@ from experiments.compilation import use_compilation_cache
 from experiments.definitions import LABEL, wrapped
 from experiments.laboratory.arguments import SweepArgs, for_one_block, settled
 from experiments.laboratory.plan import check_outputs, pairs_of, prepare_pair
+from experiments.laboratory.study import write_json
 from experiments.laboratory.sweep import Block, Sweep, block_of, predict
 from experiments.laboratory.tables import number
 from experiments.pair import Pair, inspect, load_pair
@@ -64,7 +62,8 @@ def prepare(args: SweepArgs) -> list[list[Plan]]:
         ValueError: saying what is wrong and what to do.
     """
     check_outputs([args.json])
-    rule_of(_at_block(args, args.pair, None))
+    if rule_of(_at_block(args, args.pair, None)).budget:
+        raise ValueError("--rule tree is as wide as its budget, whatever the block: use experiments.sweep_tree")
     found = []
     for pair in pairs_of(args):
         (first,) = prepare_pair(args, pair, [None], args.temperature)
@@ -116,8 +115,8 @@ def _measure(args: SweepArgs, plan: Plan, pair: Pair, waiting: Waiting) -> Repor
     waiting.console.print(f"{pair.names[0]}, block {size}:")
     report = run_spec.measure(_at_block(args, args.pair, size), plan, sized, waiting)
     if report.costs is None or report.speedup is None:
-        raise ValueError(
-            f"{pair.names[0]}: the text ends with its first token, nothing is verified; take other prompts"
+        raise SystemExit(
+            f"error: {pair.names[0]}: the text ends with its first token, nothing is verified; take other prompts"
         )
     return report
 
@@ -184,19 +183,13 @@ def payload(sweeps: list[Sweep], args: SweepArgs, line: str) -> dict[str, Any]:
     )
 
 
-def write_json(found: dict[str, Any], path: Path) -> None:
-    """Write under a temporary name, then rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(found, indent=2) + "\n")
-
-
 def main(given: SweepArgs) -> list[Sweep]:
     """Parse -> prepare -> load -> measure -> publish."""
     use_compilation_cache()
     args, waiting, line = settled(given), Waiting(given.quiet), command(given, "experiments.sweep_block")
     with refusals():
         plans = prepare(args)
-    with pinned(plans[0][0].cpus), refusals():
+    with pinned(plans[0][0].cpus):
         results = [sweep(args, each, waiting) for each in plans]
         found = payload([one for one, _ in results], args, line)
     console = Console(width=WIDTH, highlight=False)

@@ -8,20 +8,19 @@ Examples:
 
 A tree of N nodes is verified in one step of N + 1 tokens (DDTree, arXiv 2604.12989): it accepts more than a chain, and
 the step costs more, in a mixture of experts above all because more tokens choose more experts. The chain is the rule
-match (at temperature 0 greedy) at the same block size, so both say the very same text. Speeds are medians; a speedup is
+match (at temperature 0 greedy) at the same block size, the one that the drafter was trained at unless --block-sizes
+names others, so both say the very same text. Speeds are medians; a speedup is
 against plain decoding in the same process, in turn (see experiments.run_spec).
 """
 
-import json
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any
 
+import jax
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from checkpoints.safetensors_file import write_text
 from dflash_jax.draft_tree import TreeMatch
 from dflash_jax.generate import LARGEST_BLOCK
 from dflash_jax.rules import ACCEPT
@@ -31,8 +30,9 @@ from experiments.compilation import use_compilation_cache
 from experiments.definitions import LABEL, wrapped
 from experiments.laboratory.arguments import Common, for_one_block, settled
 from experiments.laboratory.plan import check_outputs, pairs_of, prepare_pair
+from experiments.laboratory.study import write_json
 from experiments.laboratory.tables import number
-from experiments.pair import load_pair
+from experiments.pair import inspect, load_pair
 from experiments.plan import Plan
 from experiments.progress import Waiting
 from experiments.refusals import refusals
@@ -100,8 +100,16 @@ def prepare(args: Args) -> list[Plan]:
     check_outputs([args.json])
     if not args.budgets or min(args.budgets) < 1 or max(args.budgets) >= LARGEST_BLOCK:
         raise ValueError(f"--budgets {' '.join(map(str, args.budgets))}: at least one, each 1 to {LARGEST_BLOCK - 1}")
-    sizes = args.block_sizes or (None,)
-    return [plan for pair in pairs_of(args) for plan in prepare_pair(args, pair, sizes, args.temperature)]
+    return [plan for pair in pairs_of(args) for plan in _plans(args, pair)]
+
+
+def _plans(args: Args, pair: str | None) -> list[Plan]:
+    """One per block size: those asked for, or the one that the drafter was trained at, as deep as its trees can be."""
+    if args.block_sizes:
+        return prepare_pair(args, pair, args.block_sizes, args.temperature)
+    (first,) = prepare_pair(args, pair, [None], args.temperature)
+    trained = inspect(first.folders.target, first.folders.draft, None).block_size
+    return prepare_pair(args, pair, [trained], args.temperature)
 
 
 def sweep(args: Args, plan: Plan, waiting: Waiting) -> Sweep:
@@ -116,6 +124,7 @@ def sweep(args: Args, plan: Plan, waiting: Waiting) -> Sweep:
         waiting.console.print(f"{pair.names[0]}, {'chain' if budget is None else f'tree of {budget} nodes'}:")
         ruled = replace(pair, rule=chain if budget is None else TreeMatch(budget))
         arms.append(_arm(budget, run_spec.measure(one, plan, ruled, waiting)))
+    jax.clear_caches()  # a process that keeps every pair's programs runs out of memory maps (vm.max_map_count)
     return Sweep(
         names=pair.names,
         block_size=plan.folders.block_size,
@@ -130,12 +139,14 @@ def _arm(budget: int | None, report: Report) -> Arm:
     """What was measured of one chain or tree.
 
     Raises:
-        ValueError: if nothing was verified, or a text is not the plain one.
+        SystemExit: if nothing was verified.
+        RuntimeError: if a text is not the plain one.
     """
     if report.costs is None or report.speedup is None:
-        raise ValueError("the text ends with its first token, nothing is verified; take other prompts")
+        raise SystemExit("error: the text ends with its first token, nothing is verified; take other prompts")
     if any(not each.tie for each in report.agreement.divergences):
-        raise ValueError(f"texts differ from plain decoding's ({drawn(report.speculative.conditions)}): a defect")
+        what = f"{report.pair.names[0]}, {report.pair.width - 1} drafts, {drawn(report.speculative.conditions)}"
+        raise RuntimeError(f"{what}: a text differs from plain decoding's where rounding cannot explain it")
     spec = report.speculative
     return Arm(
         budget=budget,
@@ -211,19 +222,13 @@ def payload(sweeps: list[Sweep], args: Args, line: str) -> dict[str, Any]:
     )
 
 
-def write_json(found: dict[str, Any], path: Path) -> None:
-    """Write under a temporary name, then rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(found, indent=2) + "\n")
-
-
 def main(given: Args) -> list[Sweep]:
     """Parse -> prepare -> load -> measure -> publish."""
     use_compilation_cache()
     args, waiting, line = settled(given), Waiting(given.quiet), command(given, "experiments.sweep_tree")
     with refusals():
         plans = prepare(args)
-    with pinned(plans[0].cpus), refusals():
+    with pinned(plans[0].cpus):
         sweeps = [sweep(args, plan, waiting) for plan in plans]
         found = payload(sweeps, args, line)
     console = Console(width=120, highlight=False)

@@ -16,6 +16,7 @@ import numpy as np
 
 from dflash_jax.accept import argmax_draft
 from dflash_jax.cache import Cache, rollback
+from dflash_jax.draft_tree import chain
 from dflash_jax.generate import CHUNKS, Decoder
 from dflash_jax.nn import argmax
 from dflash_jax.protocols import Drafter, Params, Target
@@ -46,15 +47,20 @@ class StepCosts:
     ratio: float
 
 
-@partial(jax.jit, static_argnames=("target", "width"), donate_argnames="cache")
+@partial(jax.jit, static_argnames=("target", "width", "branched"), donate_argnames="cache")
 def target_steps(
-    target: Target, params: Params, blocks: Int[Array, "steps B P"], cache: Cache, width: int
+    target: Target, params: Params, blocks: Int[Array, "steps B P"], cache: Cache, width: int, branched: bool = False
 ) -> tuple[Cache, Int[Array, "steps B width"]]:
     """For each block: hear its first ``width`` tokens, say what follows each, and keep one of them. At the end the
-    cache is as long as before."""
+    cache is as long as before.
+
+    Args:
+        branched: hear them by the program of a tree, each token after the one before it.
+    """
+    tree = chain(blocks.shape[1], width - 1) if branched else None
 
     def one(cache: Cache, block: jax.Array) -> tuple[Cache, jax.Array]:
-        out = target.step(params, block[:, :width], cache)
+        out = target.step(params, block[:, :width], cache, tree)
         own = argmax(target.unembed(params, out.hidden))
         return rollback(out.cache, cache.length + 1), own
 
@@ -68,7 +74,7 @@ def features_of(target: Target, params: Params, tokens: Int[Array, "B T"], cache
     return target.step(params, tokens, cache).features
 
 
-@partial(jax.jit, static_argnames=("target", "drafter"), donate_argnames="cache")
+@partial(jax.jit, static_argnames=("target", "drafter", "width"), donate_argnames="cache")
 def draft_steps(
     target: Target,
     drafter: Drafter,
@@ -77,9 +83,10 @@ def draft_steps(
     anchors: Int[Array, "steps B"],
     features: Float[Array, "B T A D"],
     cache: Any,
-) -> tuple[Any, Int[Array, "steps B P"]]:
+    width: int,
+) -> tuple[Any, Int[Array, "steps B T"]]:
     """For each anchor: propose a block, then take in P features of which one counts. At the end the cache is as long
-    as before."""
+    as before. A block of fewer than ``width`` tokens, a tree's, is said again and again up to it."""
     one_each = jnp.ones(anchors.shape[1], jnp.int32)
 
     def one(cache: Any, item: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
@@ -87,6 +94,7 @@ def draft_steps(
         draft = drafter.propose(draft_params, target, params, anchor, cache, argmax_draft)
         seen = jax.lax.dynamic_slice_in_dim(features, step, drafter.block_size, axis=1)
         block = jnp.concatenate([anchor[:, None], draft.tokens], axis=1)
+        block = jnp.tile(block, (1, -(-width // block.shape[1])))[:, : max(width, block.shape[1])]
         return drafter.absorb(draft_params, seen, one_each, cache), block
 
     after, blocks = jax.lax.scan(one, cache, (jnp.arange(anchors.shape[0]), anchors))
@@ -152,12 +160,13 @@ class StepTimer:
         decoder, anchors = self.decoder, self.follow[:, : self.steps].T
         weights = decoder.params, decoder.draft_params
         self.draft_cache, blocks = draft_steps(
-            decoder.target, decoder.drafter, *weights, anchors, self.features, self.draft_cache
+            decoder.target, decoder.drafter, *weights, anchors, self.features, self.draft_cache, self.width
         )
         return blocks
 
     def _step(self, width: int) -> jax.Array:
-        self.cache, said = target_steps(self.decoder.target, self.decoder.params, self.blocks, self.cache, width)
+        decoder, branched = self.decoder, width > 1 and self.decoder.rule.budget > 0
+        self.cache, said = target_steps(decoder.target, decoder.params, self.blocks, self.cache, width, branched)
         return said
 
 

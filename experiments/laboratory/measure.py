@@ -66,21 +66,25 @@ def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting, cpus: Sequence
     with CompileWatch() as compiling:
         with waiting.on(f"compiling {len(names_of(args))} rules and plain decoding ({where})"):
             first = _compile(args, plan, pair, settings, contests, cpus)
-        timer = None
+        timers: dict[int, timing.StepTimer] = {}
         if first.rounds:
             with waiting.on(f"compiling the parts of a round ({where})"):
-                timer = timing.StepTimer(pair.speculative, plan.batches[0], first.tokens, args.max_new_tokens)
+                for name in names_of(args):
+                    decoder = replace(pair, rule=ACCEPT[name]).speculative
+                    if decoder.width not in timers:
+                        text = (plan.batches[0], first.tokens, args.max_new_tokens)
+                        timers[decoder.width] = timing.StepTimer(decoder, *text)
     with CompileWatch() as timed:
         timings = [
-            _time(args, plan, pair, sampling, decoders, where, waiting, timer)
+            _time(args, plan, pair, sampling, decoders, where, waiting, timers)
             for sampling, decoders in zip(settings, contests, strict=True)
         ]
-    costs = timer and timer.costs()
+    costs = {width: timer.costs() for width, timer in timers.items()}
     with waiting.on(f"the target hears the texts again ({where})"):
         rows = [
             row
             for sampling, found in zip(settings, timings, strict=True)
-            for row in _rows(pair, plan, sampling, found, costs.ratio if costs else math.nan)
+            for row in _rows(pair, plan, sampling, found, costs)
         ]
     facts = pair.facts
     return Findings(
@@ -89,7 +93,7 @@ def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting, cpus: Sequence
         block_size=facts.block_size,
         experts=facts.experts,
         experts_per_token=facts.experts_per_token,
-        costs=costs,
+        costs=costs.get(facts.block_size),
         compile_s=compiling.seconds,
         programs=compiling.programs,
         hits=compiling.hits,
@@ -145,7 +149,7 @@ def _time(
     decoders: dict[str, Decoder],
     where: str,
     waiting: Waiting,
-    timer: timing.StepTimer | None,
+    timers: dict[int, timing.StepTimer],
 ) -> dict[str, list[runs.Run]]:
     """A B C A B C ...: a run of every decoder per repeat. Each repeat draws with seeds of its own, the same for all
     decoders, so that repeats tell more of the rule than one text over and over."""
@@ -160,7 +164,7 @@ def _time(
                 runs.conditions_of(pair, plan.batches, args.max_new_tokens, seeded),
                 repeats=1,
                 after_each=lambda name, generation: step(name),
-                between=timer.turn if timer else lambda: None,
+                between=lambda: [timer.turn() for timer in timers.values()],
             )
             for name, run in turn.items():
                 found[name].append(run)
@@ -168,13 +172,23 @@ def _time(
 
 
 def _rows(
-    pair: Pair, plan: Plan, sampling: SamplingParams, found: dict[str, list[runs.Run]], verify_ratio: float
+    pair: Pair,
+    plan: Plan,
+    sampling: SamplingParams,
+    found: dict[str, list[runs.Run]],
+    costs: dict[int, timing.StepCosts],
 ) -> list[Row]:
     """The rows of one temperature, plain decoding first."""
     trials = {name: _judge(pair, plan, name, each) for name, each in found.items()}
     same = dict(pair=pair.names[0], family=pair.family, block_size=pair.drafter.block_size, sampling=sampling)
+
+    def ratio(name: str) -> float:
+        """Of the rule's own width."""
+        width = 1 if name == PLAIN else ACCEPT[name].width(pair.drafter.block_size)
+        return costs[width].ratio if width in costs else math.nan
+
     return [
-        row_of(trial, trials[PLAIN], **same, rule=name, lossless=_lossless(name), verify_ratio=verify_ratio)
+        row_of(trial, trials[PLAIN], **same, rule=name, lossless=_lossless(name), verify_ratio=ratio(name))
         for name, trial in trials.items()
     ]
 

@@ -1,11 +1,14 @@
 """The measuring programs measure what they say: steps of the real text, margins of the real logits, programs built."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dflash_jax.accept import argmax_draft
+from dflash_jax.draft_tree import TreeMatch
 from experiments import compilation
 from experiments.agreement import TIE, compare, first_difference
 from experiments.arguments import Args
@@ -72,6 +75,12 @@ def test_timed_drafts_are_the_drafter_s(timer, pair, prompt, text):
         block = np.asarray(timer.blocks[step, 0])
         assert block.tolist() == [text[half + step], *np.asarray(draft.tokens)[0].tolist()]
     assert np.asarray(timer.draft_cache.length).tolist() == [timer.length]
+
+
+def test_a_tree_s_verification_is_timed_at_its_own_width(pair, prompt, text):
+    wide = StepTimer(replace(pair, rule=TreeMatch(11)).speculative, [prompt], [text], NEW, steps=2)
+    assert wide.costs().width == 12 == wide.blocks.shape[-1]
+    assert wide._step(12).shape == (2, 1, 12)
 
 
 def test_turns_are_medians(timer):

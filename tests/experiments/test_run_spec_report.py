@@ -19,7 +19,7 @@ from experiments.timing import StepCosts
 CONDITIONS = Conditions("float32", "packed", 1, "0123456789abcdef", 13, (0,), "cpu")
 OTHER = dict(
     **dict(dtype="bfloat16", expert_format="float32", batch=2, prompts="fedc", max_new_tokens=7, stop=(), device="gpu"),
-    **dict(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=1),
+    **dict(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=1, stop_strings=("x",)),
 )
 
 

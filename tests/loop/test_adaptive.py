@@ -1,9 +1,12 @@
 """The switch of widths: what it chooses, what it costs a useless drafter, and that no token depends on it."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dflash_jax.adaptive import LONGEST_REST, PENDING, PROBE, AdaptiveDecoder, Controller
+from dflash_jax import adaptive as adaptive_module
+from dflash_jax.adaptive import LONGEST_REST, PENDING, PROBE, AdaptiveDecoder, Controller, _Run
 from dflash_jax.generate import Decoder
 from dflash_jax.rules import ACCEPT
 from dflash_jax.settings import SamplingParams
@@ -57,7 +60,7 @@ class TestTheController:
 
     def test_costs_follow_the_clock(self) -> None:
         controller = Controller(dict(COSTS))
-        for _ in range(30):
+        for _ in range(90):
             controller.saw(8, np.full((1, 4), 4), np.full((1, 4), 3), seconds=4 * 9.0)
         assert controller.costs[8] == pytest.approx(9.0, rel=0.01)
         assert controller.best() != 8
@@ -102,8 +105,7 @@ def adaptive(chosen, drafter, params, rule) -> AdaptiveDecoder:
 @pytest.mark.parametrize("name", ["gpt_oss-split", "qwen3_5_moe-solve"])
 @pytest.mark.parametrize("rule", ["greedy", "match"])
 def test_no_token_depends_on_the_widths(name: str, rule: str) -> None:
-    """Through every change of width, plain segments included, the text is the plain one, and the drafter has heard
-    all of it: its last wide segment accepts what it accepts in a run that was wide all along."""
+    """Through every change of width, plain segments included, the text is the plain one."""
     chosen = family(name)
     prompts = random_prompts(chosen, (5, 17))
     sampling = SamplingParams(temperature=0.9 if rule == "match" else 0.0, seed=3)
@@ -114,3 +116,40 @@ def test_no_token_depends_on_the_widths(name: str, rule: str) -> None:
     assert found.tokens == plain.tokens
     assert set(found.widths.tolist()) == {1, 2, 3, 8} and len(found.widths) == found.rounds
     assert ((found.counts >= 1) & (found.counts <= found.widths) | (found.counts == 0)).all()
+
+
+def drafted_after(chosen, weights, drafter, prompt: list[int]) -> np.ndarray:
+    """The drafter's logits after a wide segment, a plain one and a wide one, and the text so far."""
+    decoder = AdaptiveDecoder(Decoder(chosen.target, chosen.params, drafter, weights), (2,))
+    run = _Run(decoder, decoder.start([prompt], 90))
+    for size, until in ((8, 2), (1, 32), (2, 33)):
+        run.segment(size, until)
+    return run.state, block_logits(chosen, drafter, weights, run.state)
+
+
+def block_logits(chosen, drafter, weights, state) -> np.ndarray:
+    tokens = jnp.pad(state.anchor[:, None], ((0, 0), (0, 7)), constant_values=3)
+    args = (weights, chosen.target, chosen.params, tokens, state.draft_cache)
+    return np.asarray(jax.jit(drafter.logits, static_argnums=1)(*args))
+
+
+def check_context(name: str) -> None:
+    """The drafter proposes what it would propose had it heard prompt and text at once."""
+    chosen = family(name)
+    (prompt,) = random_prompts(chosen, (17,))
+    drafter, weights = tiny_drafter("mixed", name)
+    state, found = drafted_after(chosen, weights, drafter, prompt)
+    said = np.asarray(state.tokens)[0, : int(state.delivered[0])].tolist()
+    whole = Decoder(chosen.target, chosen.params, drafter, weights).start([[*prompt, *said[:-1]]], 20)
+    assert whole.anchor.tolist() == state.anchor.tolist() == said[-1:]
+    np.testing.assert_allclose(found, block_logits(chosen, drafter, weights, whole), rtol=1e-9, atol=1e-9)
+
+
+def test_the_drafter_has_heard_what_plain_segments_said() -> None:
+    check_context("gpt_oss-split")
+
+
+def test_a_drafter_that_missed_a_plain_segment_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive_module, "catch_up", lambda drafter, params, cache, pending: cache)
+    with pytest.raises(AssertionError):
+        check_context("gpt_oss-split")
