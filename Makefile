@@ -1,10 +1,11 @@
 # make run        set everything up and decode with the shipped pair
-# make test       set everything up and run every test
+# make test       set everything up and run every test, on WORKERS=2 processes
 # make lint       style, import contracts
 # make reference  remake the PyTorch golden files in an environment of their own and compare
 
 VENV := .venv
 REFERENCE := .venv-reference
+WORKERS ?= 2
 
 find_python = $(shell for p in $(1) $$(ls -d $$HOME/.pyenv/versions/$(2).*/bin/python 2>/dev/null | sort -V | tail -n 1); do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(0 if sys.version_info[:2] $(3) else 1)' 2>/dev/null && echo $$p && break; done)
@@ -17,7 +18,7 @@ run: $(VENV)/.ready
 	$(VENV)/bin/python -m experiments.run_spec $(ARGS)
 
 test: $(VENV)/.ready
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.ready
 	$(VENV)/bin/ruff check .

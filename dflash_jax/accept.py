@@ -22,14 +22,23 @@ def argmax_draft(logits: Float[Array, "B drafts V"]) -> Draft:
     return Draft(tokens=argmax(logits))
 
 
-class ArgmaxDrafts:
+class Chain:
+    """One token is proposed for each place of the block."""
+
+    budget: ClassVar[int] = 0
+
+    def width(self, block_size: int) -> int:
+        return block_size
+
+
+class ArgmaxDrafts(Chain):
     """Proposes the likeliest token of each position."""
 
     def choose(self, dice: Dice, logits: Float[Array, "B drafts V"], sampling: Sampling) -> Draft:
         return argmax_draft(logits)
 
 
-class DrawnDrafts:
+class DrawnDrafts(Chain):
     """Proposes a draw from each position's distribution, under the row's own temperature and filters."""
 
     def choose(self, dice: Dice, logits: Float[Array, "B drafts V"], sampling: Sampling) -> Draft:

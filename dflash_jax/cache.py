@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from dflash_jax.shapes import Array, Bool, Float, Int
+from dflash_jax.tree import Tree
 
 
 @struct.dataclass
@@ -31,6 +32,38 @@ class Slots:
     def longest_step(self) -> int | None:
         """Most tokens that one step may write so that all of them can be rolled back; None: no bound."""
         return self.k.shape[2] - self.window + 1 if self.ring else None
+
+    def follow(self, start: Int[Array, "B"], path: Int[Array, "B P"]) -> "Slots":
+        """See :func:`follow`. A row's P slots are all different: no step has more tokens than a ring has slots."""
+        source = self.slot(start[:, None] + path)
+        goal = self.slot(start[:, None] + jnp.arange(path.shape[1], dtype=start.dtype))
+        rows = jnp.arange(path.shape[0])[:, None]
+        k, v = (part.at[rows, :, source].get(mode="clip") for part in (self.k, self.v))
+        return _put(self, k, v, goal)
+
+    def slot(self, places: Int[Array, "B T"]) -> Int[Array, "B T"]:
+        """The slot of each place."""
+        return places % self.k.shape[2] if self.ring else places
+
+
+@struct.dataclass
+class Places:
+    """Where the T tokens of a step stand; made once per step, the same for all layers.
+
+    Attributes:
+        start: int32 ``[B]``, tokens heard before.
+        written: int32 ``[B T]``, where each is put: ``start`` and on.
+        positions: int32 ``[B T]``, how far each is from the beginning of its text: as ``written`` in a chain, ``start +
+            depth`` in a tree.
+        tree: what follows what; None: a chain.
+        ancestors: bool ``[B T T]`` of a tree: which of the step's tokens each may see.
+    """
+
+    start: jax.Array
+    written: jax.Array
+    positions: jax.Array
+    tree: Tree | None = None
+    ancestors: jax.Array | None = None
 
 
 @struct.dataclass
@@ -62,6 +95,21 @@ def step_positions(cache: Cache, tokens: int) -> Int[Array, "B T"]:
     return cache.length[:, None] + jnp.arange(tokens, dtype=cache.length.dtype)
 
 
+def step_places(cache: Cache, tokens: int, tree: Tree | None = None) -> Places:
+    """Where the next ``tokens`` tokens of every row stand.
+
+    Raises:
+        ValueError: while tracing, if the tree has another number of nodes or rows.
+    """
+    written = step_positions(cache, tokens)
+    if tree is None:
+        return Places(start=cache.length, written=written, positions=written)
+    if tree.parent.shape != written.shape:
+        raise ValueError(f"a tree of {tree.parent.shape} nodes for a step of {written.shape} tokens [rows, nodes]")
+    positions = cache.length[:, None] + tree.depth.astype(written.dtype)
+    return Places(start=cache.length, written=written, positions=positions, tree=tree, ancestors=tree.ancestors)
+
+
 def write(slots: Slots, k: Float[Array, "B T G H"], v: Float[Array, "B T G Hv"], positions: Int[Array, "B T"]) -> Slots:
     """Put keys and values at their positions.
 
@@ -74,11 +122,15 @@ def write(slots: Slots, k: Float[Array, "B T G H"], v: Float[Array, "B T G Hv"],
             f"a step of {positions.shape[1]} tokens does not fit a ring of {slots.k.shape[2]} slots with window "
             f"{slots.window}: at most {longest}; build the cache with undo >= {positions.shape[1]}"
         )
-    slot = positions % slots.k.shape[2] if slots.ring else positions
+    return _put(slots, k, v, slots.slot(positions))
+
+
+def _put(slots: Slots, k: Float[Array, "B T G H"], v: Float[Array, "B T G Hv"], slot: Int[Array, "B T"]) -> Slots:
+    """Keys and values into slots; those past the last slot are dropped."""
     if slot.size == 1:  # XLA turns a scatter of one index into an update-slice and copies the cache: add a dropped one
         slot = jnp.pad(slot, ((0, 0), (0, 1)), constant_values=slots.k.shape[2])
         k, v = (jnp.pad(part, ((0, 0), (0, 1), (0, 0), (0, 0))) for part in (k, v))
-    rows = jnp.arange(positions.shape[0])[:, None]
+    rows = jnp.arange(slot.shape[0])[:, None]
     return slots.replace(
         k=slots.k.at[rows, :, slot].set(k.astype(slots.k.dtype), mode="drop"),
         v=slots.v.at[rows, :, slot].set(v.astype(slots.v.dtype), mode="drop"),
@@ -110,6 +162,38 @@ def visible(
     key = slot_positions(slots, end)[:, None, :]
     seen = (key >= 0) & (key < before[:, :, None])
     return seen if slots.window is None else seen & (key > query[:, :, None] - slots.window)
+
+
+def step_visible(slots: Slots, places: Places) -> Bool[Array, "B T S"]:
+    """Which slots each of a step's tokens may see once all of them are written: in a chain all before and its own; in
+    a tree the context and its ancestors, the window counted in positions."""
+    query = places.positions
+    if places.tree is None:
+        return visible(slots, query, query + 1, query[:, -1] + 1)
+    before = jnp.broadcast_to(places.start[:, None], query.shape)
+    context = visible(slots, query, before, places.written[:, -1] + 1)
+    own = places.ancestors
+    if slots.window is not None:
+        own = own & (query[:, None, :] > query[:, :, None] - slots.window)
+    rows = jnp.arange(query.shape[0])[:, None]
+    return context.at[rows, :, slots.slot(places.written)].set(own.swapaxes(1, 2), mode="drop")
+
+
+def follow(cache: Cache, start: Int[Array, "B"], path: Int[Array, "B P"]) -> Cache:
+    """Keep one path of the newest step, which heard a tree: what its j-th token wrote becomes the step's j-th.
+
+    Rolled back to ``start + accepted + 1`` the cache is then that of a row which heard the first ``accepted + 1``
+    tokens of the path as a chain. P rows of every layer are moved, and in place if the path was chosen by the step's
+    logits: the move then waits for all layers that read the cache, and XLA needs no copy of it.
+
+    Args:
+        start: tokens heard before the step.
+        path: places within the step from the root (0) on, each before the next; past the accepted ones any places.
+    """
+    layers = jax.tree.map(
+        lambda memory: memory.follow(start, path), cache.layers, is_leaf=lambda memory: hasattr(memory, "follow")
+    )
+    return cache.replace(layers=layers)
 
 
 def rollback(cache: Cache, length: Int[Array, "B"]) -> Cache:

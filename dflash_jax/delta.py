@@ -4,9 +4,10 @@ With a decay ``exp(g)``, a write strength ``beta`` and a key k of length one:
 
     S <- exp(g) S;   u = beta (v - S^T k);   S <- S + k u^T;   o = S^T q
 
-Two forms, equal up to rounding. The recurrent one goes token by token: every token's operations are the same whether
+Three forms, equal up to rounding. The recurrent one goes token by token: every token's operations are the same whether
 one token is heard or a block, so decoding and verification round alike. The chunked one solves a triangular system per
-chunk (section 3.3 of the paper) and is for prompts.
+chunk (section 3.3 of the paper) and is for prompts. The branched one solves the same system with a tree's ancestors in
+place of all earlier tokens (TreeWY, arXiv 2608.20961).
 
 Value heads come in runs of R per key head, ``[G R]``, so that keys are never repeated.
 """
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dflash_jax.shapes import Array, Float
+from dflash_jax.shapes import Array, Bool, Float, Int
 
 RECURRENT_UP_TO = 16
 """Tokens up to which a step is recurrent."""
@@ -43,12 +44,12 @@ class Tokens(NamedTuple):
 
 
 class Read(NamedTuple):
-    """``out`` and ``written`` (o and u above) ``[B T G R V]``; ``state`` after the last token ``[B G R K V]``;
-    ``states`` after every token ``[B T G R K V]``, where they are kept."""
+    """``out`` and ``written`` (o and u above) ``[B T G R V]``; ``state`` after the last token ``[B G R K V]``, None in
+    a tree, which has no last one; ``states`` after every token ``[B T G R K V]``, where they are kept."""
 
     out: jax.Array
     written: jax.Array
-    state: jax.Array
+    state: jax.Array | None
     states: jax.Array | None = None
 
 
@@ -101,11 +102,43 @@ def chunked(state: Float[Array, "B G R K V"], tokens: Tokens, chunk: int = CHUNK
 
 
 def _one_chunk(state: Float[Array, "B G R K V"], tokens: Tokens) -> Read:
-    """``(I + strict_lower(beta D k k^T)) u = beta (v - e^G k S)``; G: running sum of g, ``D_ij = e^(G_i - G_j)``."""
-    size = tokens.k.shape[1]
-    total = jnp.moveaxis(jnp.cumsum(tokens.g, axis=1), 1, -1)  # [B G R T]
-    lower = jnp.tril(jnp.ones((size, size), bool))
-    decay = jnp.exp(jnp.where(lower, total[..., :, None] - total[..., None, :], -jnp.inf))
+    """Every token follows the one before it."""
+    total = jnp.moveaxis(jnp.cumsum(tokens.g, axis=1), 1, -1)
+    read = _solved(state, tokens, total, jnp.tril(jnp.ones((total.shape[-1],) * 2, bool)))
+    return read._replace(state=absorb(state, tokens.k, read.written, tokens.g))
+
+
+def branched(
+    state: Float[Array, "B G R K V"], tokens: Tokens, ancestors: Bool[Array, "B T T"], keep_states: bool = False
+) -> Read:
+    """Hear a tree: each token as if its ``ancestors`` (itself included) alone had come, all by one solve."""
+    with jax.default_matmul_precision("float32"):  # a total is an exponent: TF32 or bfloat16 products would not do
+        total = jnp.einsum("BTS,BSGR->BGRT", ancestors.astype(tokens.g.dtype), tokens.g)
+        read = _solved(state, tokens, total, ancestors[:, None, None])
+        if not keep_states:
+            return read
+        start = jnp.moveaxis(jnp.exp(total), -1, 1)
+        decay = _decay(total, ancestors[:, None, None])
+        states = jnp.einsum("BGRTS,BSGK,BSGRV->BTGRKV", decay, tokens.k, read.written)
+        return read._replace(states=start[..., None, None] * state[:, None] + states)
+
+
+def _decay(total: Float[Array, "B G R T"], seen: Bool[Array, "*heads T T"]) -> Float[Array, "B G R T T"]:
+    """``D_ij = e^(G_i - G_j)`` where token i sees j, else 0. Masked before the exponential, which may overflow else."""
+    return jnp.exp(jnp.where(seen, total[..., :, None] - total[..., None, :], -jnp.inf))
+
+
+def _solved(
+    state: Float[Array, "B G R K V"], tokens: Tokens, total: Float[Array, "B G R T"], seen: Bool[Array, "*heads T T"]
+) -> Read:
+    """``(I + strict(beta D k k^T)) u = beta (v - e^G k S)``, ``o = e^G q S + (D q k^T) u``.
+
+    Args:
+        total: G, the sum of g over the tokens that each sees, its own included.
+        seen: lower triangular with a true diagonal.
+    """
+    size = total.shape[-1]
+    decay = _decay(total, seen)
     beta = jnp.moveaxis(tokens.beta, 1, -1)
     alike = jnp.einsum("BTGK,BSGK->BGTS", tokens.k, tokens.k)[:, :, None]
     system = beta[..., None] * decay * alike * jnp.tril(jnp.ones((size, size)), -1).astype(decay.dtype)
@@ -117,8 +150,7 @@ def _one_chunk(state: Float[Array, "B G R K V"], tokens: Tokens) -> Read:
     )
     asked = jnp.einsum("BTGK,BSGK->BGTS", tokens.q, tokens.k)[:, :, None] * decay
     out = start[..., None] * jnp.einsum("BTGK,BGRKV->BGRTV", tokens.q, state) + asked @ written
-    written = jnp.moveaxis(written, 3, 1)
-    return Read(jnp.moveaxis(out, 3, 1), written, absorb(state, tokens.k, written, tokens.g))
+    return Read(jnp.moveaxis(out, 3, 1), jnp.moveaxis(written, 3, 1), None)
 
 
 def absorb(
@@ -138,12 +170,24 @@ def absorb(
 
 
 def causal_convolution(
-    window: Float[Array, "B before W"], rows: Float[Array, "B T W"], kernel: Float[Array, "taps W"]
+    window: Float[Array, "B before W"],
+    rows: Float[Array, "B T W"],
+    kernel: Float[Array, "taps W"],
+    lineage: Int[Array, "B T taps"] | None = None,
 ) -> Float[Array, "B T W"]:
     """A short convolution over time, channel by channel; the last tap is the current row. ``window`` holds the
-    ``taps - 1`` rows before."""
+    ``taps - 1`` rows before.
+
+    Args:
+        lineage: of a tree, see :func:`dflash_jax.tree.lineage`; None: every row follows the one before it.
+    """
     full = jnp.concatenate([window, rows], axis=1)
-    shifted = (full[:, tap : tap + rows.shape[1]] * kernel[tap] for tap in range(kernel.shape[0]))
+    if lineage is None:
+        shifted = (full[:, tap : tap + rows.shape[1]] * kernel[tap] for tap in range(kernel.shape[0]))
+    else:
+        place = lineage + window.shape[1]
+        batch = jnp.arange(rows.shape[0])[:, None]
+        shifted = (full[batch, place[:, :, tap]] * kernel[tap] for tap in range(kernel.shape[0]))
     return sum(shifted, jnp.zeros_like(rows))
 
 

@@ -6,7 +6,7 @@ and accept counts are values, not shapes.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -77,6 +77,8 @@ class Decoder:
     def __post_init__(self) -> None:
         if not 1 <= self.drafter.block_size <= LARGEST_BLOCK:
             raise ValueError(f"block size {self.drafter.block_size}: 1 (no draft) to {LARGEST_BLOCK}")
+        if self.rule.budget > LARGEST_BLOCK - 1:
+            raise ValueError(f"a draft tree of {self.rule.budget} nodes: at most {LARGEST_BLOCK - 1}")
 
     def start(
         self,
@@ -109,9 +111,9 @@ class Decoder:
         settings, seeds = self._settings(sampling, len(prompts))
         if logprobs is not None and not 0 <= logprobs <= vocabulary:
             raise ValueError(f"logprobs {logprobs}: 0 to {vocabulary} alternatives")
-        capacity = bucket(int((lengths + budget).max()) + self.drafter.block_size)
+        capacity = bucket(int((lengths + budget).max()) + self.width)
         chunk = next((size for size in CHUNKS if size >= lengths.max()), CHUNKS[-1])
-        undo = undo_of(self.drafter.block_size)
+        undo = undo_of(self.width)
         batch = len(prompts)
         heard = Heard(
             hidden=jnp.zeros((batch, *hidden.shape[1:]), hidden.dtype),
@@ -143,10 +145,19 @@ class Decoder:
             alternatives=logprobs,
         )
 
+    @property
+    def width(self) -> int:
+        """Tokens of a verification."""
+        return self.rule.width(self.drafter.block_size)
+
     def advance(self, state: SpecState, until: int | None = None) -> SpecState:
         """Run rounds until every row is done, or until ``until`` rounds have passed in all. Consumes ``state``."""
         until = jnp.asarray(FOREVER if until is None else until, jnp.int32)
         return run_rounds(self.target, self.drafter, self.rule, self.params, self.draft_params, state, until)
+
+    def warm_up(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY) -> None:
+        """Compile all that these prompts need."""
+        jax.block_until_ready(self.advance(self.start(prompts, max_new_tokens, stop, sampling), until=1))
 
     def generate(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY, logprobs=None) -> Generation:
         """All tokens at once; arguments as :meth:`start`."""
@@ -158,16 +169,22 @@ class Decoder:
 
     def stream(
         self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY, logprobs=None, rounds_per_call: int = 4
-    ) -> Iterator[list[list[int]] | Generation]:
-        """Lists of new ids per row as they come, every ``rounds_per_call`` rounds; a :class:`Generation` at the end."""
+    ) -> Generator[list[list[int]] | Generation, Sequence[bool] | None, None]:
+        """Lists of new ids per row as they come, every ``rounds_per_call`` rounds; a :class:`Generation` at the end.
+
+        A caller may ``send`` back one bool per row: rows that end here, whatever they would still say.
+        """
         started = time.perf_counter()
         state = self.start(prompts, max_new_tokens, stop, sampling, logprobs)
         sent, first, until = [0] * len(prompts), None, 0
         while True:
             delivered, tokens, done = jax.device_get((state.delivered, state.tokens, state.done))
             first = first or time.perf_counter()
-            yield [tokens[row, sent[row] : delivered[row]].tolist() for row in range(len(sent))]
+            ended = yield [tokens[row, sent[row] : delivered[row]].tolist() for row in range(len(sent))]
             sent = delivered.tolist()
+            if ended is not None:
+                done = done | np.asarray(ended)
+                state = state.replace(done=jnp.asarray(done))
             if done.all():
                 break
             until += rounds_per_call
@@ -208,10 +225,10 @@ class Decoder:
         return hidden, jax.eval_shape(self.target.unembed, self.params, hidden).shape[-1]
 
 
-def undo_of(block_size: int) -> int:
+def undo_of(width: int) -> int:
     """The longest step that caches are built for, and one more: a ring of an odd number of slots made scores 1.8 times
     as slow on a CPU."""
-    return max(CHUNKS[-1], block_size) + 1
+    return max(CHUNKS[-1], width) + 1
 
 
 def bucket(tokens: int) -> int:

@@ -1,6 +1,7 @@
 """What a run gives back to its caller, on the host."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -22,6 +23,7 @@ class Generation:
         accepted: int ``[B, rounds]`` drafts accepted by each round, -1 once a row is done.
         union: float ``[M]`` mean distinct experts per round of each mixture layer (empty for a dense network).
         logprobs: per row, of its tokens; None where they were not asked for.
+        widths: int ``[rounds]`` block size of each round, where they differ; else None.
         ttft_s: seconds until the first token of every row was on the host.
         decode_s: seconds from there to the end.
     """
@@ -35,6 +37,7 @@ class Generation:
     logprobs: list[LogProbs] | None
     ttft_s: float
     decode_s: float
+    widths: np.ndarray | None = None
 
     @property
     def rounds(self) -> int:
@@ -60,6 +63,22 @@ def collect(state: SpecState, ttft_s: float, decode_s: float) -> Generation:
     )
 
 
+def cut_rows(generation: Generation, lengths: Sequence[int | None]) -> Generation:
+    """Rows that end after so many tokens (None: where they are); what lies behind counts nowhere."""
+    keep = [len(row) if length is None else length for row, length in zip(generation.tokens, lengths, strict=True)]
+    before = np.cumsum(generation.counts, axis=1) - generation.counts
+    counts = np.clip(np.array(keep)[:, None] - 1 - before, 0, generation.counts)
+    logprobs = generation.logprobs
+    return replace(
+        generation,
+        tokens=[row[:length] for row, length in zip(generation.tokens, keep, strict=True)],
+        finish=[old if length is None else "stop" for old, length in zip(generation.finish, lengths, strict=True)],
+        counts=counts,
+        accepted=np.where(counts > 0, generation.accepted, -1),
+        logprobs=logprobs and [_first(row, length) for row, length in zip(logprobs, keep, strict=True)],
+    )
+
+
 def _finish(text: list[int], stop: list[int], broken: bool) -> str:
     if broken:
         return "broken"
@@ -71,6 +90,9 @@ def _row_logprobs(logprobs: LogProbs | None, delivered: np.ndarray) -> list[LogP
     if logprobs is None:
         return None
     rows = [jax.tree.map(lambda leaf, row=row: leaf[row], logprobs) for row in range(len(delivered))]
-    return [
-        jax.tree.map(lambda leaf, count=count: leaf[:count], row) for row, count in zip(rows, delivered, strict=True)
-    ]
+    return [_first(row, count) for row, count in zip(rows, delivered.tolist(), strict=True)]
+
+
+def _first(logprobs: LogProbs, count: int) -> LogProbs:
+    """Those of a row's first tokens."""
+    return jax.tree.map(lambda leaf: leaf[:count], logprobs)

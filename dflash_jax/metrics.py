@@ -47,12 +47,12 @@ def drafts_delivered(counts: np.ndarray, accepted: np.ndarray) -> np.ndarray:
     return np.minimum(accepted, counts)[live]
 
 
-def acceptance_ratio(counts: np.ndarray, accepted: np.ndarray, block_size: int) -> float:
-    """Drafts in the text / drafts proposed, ``verifies * (P - 1)``. nan without a draft.
+def acceptance_ratio(counts: np.ndarray, accepted: np.ndarray, block_size: int | np.ndarray) -> float:
+    """Drafts in the text / drafts proposed, P - 1 in every verify (or as many as each had). nan without a draft.
 
     Falls as the block grows; compare :func:`acceptance_length` between block sizes instead.
     """
-    proposed = verifies(counts) * (block_size - 1)
+    proposed = int(np.where(np.asarray(counts) > 0, np.asarray(block_size) - 1, 0).sum())
     return float(drafts_delivered(counts, accepted).sum() / proposed) if proposed else float("nan")
 
 
@@ -64,20 +64,34 @@ def position_rates(counts: np.ndarray, accepted: np.ndarray, block_size: int) ->
     return (drafts[:, None] > np.arange(block_size - 1)).mean(axis=0)
 
 
-def conditional_rates(counts: np.ndarray, accepted: np.ndarray, block_size: int) -> np.ndarray:
+def conditional_rates(
+    counts: np.ndarray, accepted: np.ndarray, block_size: int, widths: np.ndarray | None = None
+) -> np.ndarray:
     """float ``[P-1]``: place i is P(draft i+1 stands | drafts 1..i stood). nan where no verify came that far.
 
     A verify that a stop token or the budget cut says nothing about the drafts behind the cut, and counts for none.
+
+    Args:
+        widths: block size of each round, where they differ; drafts that were not proposed count for none.
     """
+    stood, reached = draft_trials(counts, accepted, block_size, widths)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return stood / reached
+
+
+def draft_trials(
+    counts: np.ndarray, accepted: np.ndarray, block_size: int, widths: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """int ``[P-1]`` each: how often draft i+1 stood, and how often it was tried, drafts 1..i having stood."""
     counts, accepted = np.asarray(counts), np.asarray(accepted)
+    widths = np.broadcast_to(block_size if widths is None else widths, counts.shape)
     live = counts > 0
-    counts, accepted = counts[live][:, None], accepted[live][:, None]
+    counts, accepted, widths = (part[live][:, None] for part in (counts, accepted, widths))
     index = np.arange(block_size - 1)
     cut = counts <= accepted
-    reached = (np.minimum(accepted, counts) >= index) & ~(cut & (index >= counts))
+    reached = (np.minimum(accepted, counts) >= index) & ~(cut & (index >= counts)) & (index < widths - 1)
     stood = reached & (accepted > index)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return stood.sum(axis=0) / reached.sum(axis=0)
+    return stood.sum(axis=0), reached.sum(axis=0)
 
 
 def expected_length(conditional: np.ndarray, block_size: int) -> float:

@@ -1,6 +1,7 @@
 """Plain decoding, as the absence of a drafter in the same loop."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -30,7 +31,7 @@ class NoDrafter:
         target: Target,
         target_params: Params,
         anchor: Int[Array, "B"],
-        cache: tuple,
+        cache: Any,
         choose: Choose,
     ) -> Draft:
         return Draft(tokens=jnp.full((anchor.shape[0], self.block_size - 1), -1, jnp.int32))

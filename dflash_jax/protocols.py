@@ -10,6 +10,7 @@ from flax import struct
 from dflash_jax.cache import Cache
 from dflash_jax.sampling import Dice, Sampling
 from dflash_jax.shapes import Array, Float, Int
+from dflash_jax.tree import Tree
 
 Params = Any
 
@@ -43,12 +44,14 @@ class Draft:
     """What is proposed after the anchor.
 
     Attributes:
-        tokens: int32 ``[B P-1]``; -1 proposes nothing and is never accepted.
+        tokens: int32 ``[B P-1]``, or ``[B N]`` nodes of a tree; -1 proposes nothing and is never accepted.
         q: ``[B P-1 V]`` the distribution that each of them was drawn from; None: they were not drawn.
+        tree: of N + 1 places, the anchor's first; None: each token follows the one before it.
     """
 
     tokens: jax.Array
     q: jax.Array | None = None
+    tree: Tree | None = None
 
 
 Choose = Callable[[jax.Array], Draft]
@@ -57,10 +60,17 @@ Choose = Callable[[jax.Array], Draft]
 
 @struct.dataclass
 class Verdict:
-    """``accepted`` int32 ``[B]`` in 0..P-1 leading drafts; ``token`` int32 ``[B]`` the target's own next one."""
+    """What of a draft stands.
+
+    Attributes:
+        accepted: int32 ``[B]`` in 0..P-1, leading drafts.
+        token: int32 ``[B]`` the target's own next one.
+        path: int32 ``[B T]`` places of the step from the anchor (0) on, the accepted ones first; None: 0, 1, 2, ...
+    """
 
     accepted: jax.Array
     token: jax.Array
+    path: jax.Array | None = None
 
 
 @runtime_checkable
@@ -77,8 +87,12 @@ class Target(Protocol):
 
     def embed(self, params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]: ...
 
-    def step(self, params: Params, tokens: Int[Array, "B T"], cache: Cache) -> StepOut:
-        """Hear T more tokens of every row, any T: a prompt's chunk, a block, one token, all by the same path."""
+    def step(self, params: Params, tokens: Int[Array, "B T"], cache: Cache, tree: Tree | None = None) -> StepOut:
+        """Hear T more tokens of every row, any T: a prompt's chunk, a block, one token, all by the same path.
+
+        In a ``tree`` each token is heard after its own ancestors only. ``cache.length`` moves on by T all the same:
+        :func:`~dflash_jax.cache.follow` and a roll-back then keep one path.
+        """
         ...
 
     def unembed(self, params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]: ...
@@ -114,12 +128,18 @@ class AcceptRule(Protocol):
         lossless: what is said has exactly the law of the target's own distribution.
         pathwise: more than that, for one seed it is what plain decoding says, token for token.
         samples: the rule honours temperatures above 0.
+        budget: nodes of its draft trees; 0: it proposes one token per place.
     """
 
     name: str
     lossless: bool
     pathwise: bool
     samples: bool
+    budget: int
+
+    def width(self, block_size: int) -> int:
+        """Tokens of a verification, the anchor included."""
+        ...
 
     def choose(self, dice: Dice, logits: Float[Array, "B drafts V"], sampling: Sampling) -> Draft: ...
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from dflash_jax import delta
-from dflash_jax.shapes import Array, Float, Int
+from dflash_jax.shapes import Array, Bool, Float, Int
 
 STRIDE = 16
 """Journalled tokens that one turn of a commit's loop absorbs: a block's worth."""
@@ -36,6 +36,7 @@ class Recurrence:
         base: int32 ``[B]``.
         rows: ``[B taps-1+U W]`` inputs of the short convolution from ``base - (taps-1)`` on.
         journal: what the tokens from ``base`` on wrote, by the layer's ``method``.
+        taps: of the short convolution.
         method: a key of :data:`JOURNALS`.
     """
 
@@ -43,7 +44,24 @@ class Recurrence:
     base: jax.Array
     rows: jax.Array
     journal: dict[str, jax.Array]
+    taps: int = struct.field(pytree_node=False)
     method: str = struct.field(pytree_node=False)
+
+    def follow(self, start: Int[Array, "B"], path: Int[Array, "B P"]) -> "Recurrence":
+        """See :func:`dflash_jax.cache.follow`. ``start`` is ``base``: the journal holds the newest step and no other.
+
+        What a token of a tree wrote depends on its ancestors alone, so a path's entries are those of a chain.
+        """
+        return self.replace(
+            rows=_moved(self.rows, path, self.taps - 1),
+            journal={name: _moved(leaf, path, 0) for name, leaf in self.journal.items()},
+        )
+
+
+def _moved(leaf: jax.Array, path: Int[Array, "B P"], first: int) -> jax.Array:
+    """``leaf`` ``[B U ...]`` with entry ``first + path[j]`` at ``first + j``."""
+    picked = leaf.at[jnp.arange(path.shape[0])[:, None], first + path].get(mode="clip")
+    return jax.lax.dynamic_update_slice_in_dim(leaf, picked, first, axis=1)
 
 
 @dataclass(frozen=True)
@@ -77,6 +95,8 @@ class Journal:
     commit: Callable[[jax.Array, dict[str, jax.Array], jax.Array], jax.Array]
     hear: Callable[[jax.Array, delta.Tokens], delta.Read] = delta.gated_delta
     """``(state, tokens) -> read`` with what ``entries`` wants of it."""
+    hear_tree: Callable[[jax.Array, delta.Tokens, jax.Array], delta.Read] = delta.branched
+    """``(state, tokens, ancestors) -> read``, likewise."""
 
 
 def _solve_commit(state: jax.Array, journal: dict[str, jax.Array], kept: Int[Array, "B"]) -> jax.Array:
@@ -146,6 +166,7 @@ JOURNALS: dict[str, Journal] = {
         entries=lambda tokens, read: {"states": read.states},
         commit=_states_commit,
         hear=partial(delta.recurrent, keep_states=True),
+        hear_tree=partial(delta.branched, keep_states=True),
     ),
 }
 """method -> how it remembers."""
@@ -173,23 +194,28 @@ def init_recurrence(
         base=jnp.zeros(batch, jnp.int32),
         rows=jnp.zeros((batch, sizes.taps - 1 + undo, sizes.channels), dtype),
         journal={name: jnp.zeros((batch, length, *shape), wide) for name, shape in shapes.items()},
+        taps=sizes.taps,
         method=method,
     )
 
 
-def resume(
-    memory: Recurrence, length: Int[Array, "B"], taps: int
-) -> tuple[Float[Array, "B G R K V"], Float[Array, "B before W"]]:
+def resume(memory: Recurrence, length: Int[Array, "B"]) -> tuple[Float[Array, "B G R K V"], Float[Array, "B before W"]]:
     """State and convolution window after the first ``length`` tokens: of the journal, what was kept is absorbed."""
     kept = length - memory.base
     state = JOURNALS[memory.method].commit(memory.state, memory.journal, kept)
-    place = kept[:, None] + jnp.arange(taps - 1)
+    place = kept[:, None] + jnp.arange(memory.taps - 1)
     return state, jnp.take_along_axis(memory.rows, place[..., None], axis=1)
 
 
-def hear(memory: Recurrence, state: Float[Array, "B G R K V"], tokens: delta.Tokens) -> delta.Read:
-    """Hear T tokens from a resumed state, in the form that the memory's journal needs."""
-    return JOURNALS[memory.method].hear(state, tokens)
+def hear(
+    memory: Recurrence,
+    state: Float[Array, "B G R K V"],
+    tokens: delta.Tokens,
+    ancestors: Bool[Array, "B T T"] | None = None,
+) -> delta.Read:
+    """Hear T tokens from a resumed state, in the form that the memory's journal needs; ``ancestors`` of a tree."""
+    journal = JOURNALS[memory.method]
+    return journal.hear(state, tokens) if ancestors is None else journal.hear_tree(state, tokens, ancestors)
 
 
 def record(
@@ -206,7 +232,7 @@ def record(
     Raises:
         ValueError: while tracing, if the step is longer than the journal.
     """
-    undo = memory.rows.shape[1] - window.shape[1]
+    undo = memory.rows.shape[1] - (memory.taps - 1)
     if rows.shape[1] > undo:
         raise ValueError(f"a step of {rows.shape[1]} tokens does not fit a journal of {undo}; build it with more undo")
     entries = JOURNALS[memory.method].entries(tokens, read)

@@ -49,25 +49,30 @@ def distribution(logits: Float[Array, "B T V"], sampling: Sampling) -> Float[Arr
     greedy = sampling.greedy[:, None, None]
     temperature = jnp.where(greedy, 1, sampling.temperature[:, None, None]).astype(wide.dtype)
     scaled = (wide - jnp.max(wide, axis=-1, keepdims=True)) / temperature
-    # Without a filter in the whole batch its passes are skipped; a row without one keeps all its tokens either way.
-    filtered = (_cuts_k(sampling, logits.shape[-1]) | (sampling.top_p < 1) | (sampling.min_p > 0)) & ~sampling.greedy
-    kept = jax.lax.cond(filtered.any(), _kept, lambda scaled, _: jnp.ones(scaled.shape, bool), scaled, sampling)
-    sampled = jax.nn.softmax(jnp.where(kept, scaled, -jnp.inf), axis=-1)
+    sampled = jax.nn.softmax(jnp.where(_kept(scaled, sampling), scaled, -jnp.inf), axis=-1)
     best = jnp.arange(wide.shape[-1]) == argmax(wide)[..., None]
     return jnp.where(greedy, jnp.where(jnp.isnan(scaled), scaled, best), sampled)
 
 
-def _cuts_k(sampling: Sampling, vocabulary: int) -> Bool[Array, "B"]:
-    return (sampling.top_k >= 1) & (sampling.top_k < vocabulary)
-
-
 def _kept(scaled: Float[Array, "B T V"], sampling: Sampling) -> Bool[Array, "B T V"]:
-    """Which tokens the filters leave, ``scaled`` being logits / temperature with a largest of 0."""
-    k = jnp.where(_cuts_k(sampling, scaled.shape[-1]), sampling.top_k, scaled.shape[-1])
-    kept = heaviest(scaled, jnp.ones_like(scaled), k[:, None].astype(scaled.dtype))
-    mass = jax.nn.softmax(jnp.where(kept, scaled, -jnp.inf), axis=-1)
-    wanted = jnp.where(sampling.top_p < 1, jnp.maximum(sampling.top_p, jnp.finfo(scaled.dtype).tiny), jnp.inf)
-    kept &= heaviest(scaled, mass, wanted[:, None].astype(scaled.dtype))
+    """Which tokens the filters leave, ``scaled`` being logits / temperature with a largest of 0.
+
+    Without a filter in the whole batch its passes are skipped; a row without one keeps all its tokens either way.
+    """
+    vocabulary, every = scaled.shape[-1], jnp.ones(scaled.shape, bool)
+    cuts_k, cuts_p = (sampling.top_k >= 1) & (sampling.top_k < vocabulary), sampling.top_p < 1
+
+    def by_k() -> Bool[Array, "B T V"]:
+        k = jnp.where(cuts_k, sampling.top_k, vocabulary)
+        return heaviest(scaled, jnp.ones_like(scaled), k[:, None].astype(scaled.dtype))
+
+    def by_p() -> Bool[Array, "B T V"]:
+        mass = jax.nn.softmax(jnp.where(kept, scaled, -jnp.inf), axis=-1)
+        wanted = jnp.where(cuts_p, jnp.maximum(sampling.top_p, jnp.finfo(scaled.dtype).tiny), jnp.inf)
+        return heaviest(scaled, mass, wanted[:, None].astype(scaled.dtype))
+
+    kept = jax.lax.cond((cuts_k & ~sampling.greedy).any(), by_k, lambda: every)
+    kept = kept & jax.lax.cond((cuts_p & ~sampling.greedy).any(), by_p, lambda: every)
     return kept & (scaled >= jnp.log(sampling.min_p)[:, None, None])
 
 
@@ -97,7 +102,7 @@ def heaviest(
 def _ordered(scores: Float[Array, "*batch V"]) -> UInt[Array, "*batch V"]:
     """Unsigned integers in the order of the scores; -0 and 0 are one number."""
     unsigned = jnp.dtype(f"uint{jnp.finfo(scores.dtype).bits}")
-    bits = jax.lax.bitcast_convert_type(scores + 0.0, unsigned)
+    bits = jax.lax.bitcast_convert_type(jnp.where(scores == 0, 0, scores), unsigned)  # XLA takes "+ 0.0" for nothing
     top = jnp.ones((), unsigned) << (jnp.iinfo(unsigned).bits - 1)
     return jnp.where(bits & top, ~bits, bits | top)
 
@@ -126,13 +131,15 @@ class Dice:
     key: jax.Array
     position: jax.Array
 
-    def scores(self, p: Float[Array, "B P V"]) -> Float[Array, "B P V"]:
+    def scores(self, p: Float[Array, "B P V"], place: Int[Array, "B P"] | None = None) -> Float[Array, "B P V"]:
         """``log p`` and each position's noise: the largest is the target's own token."""
-        return _scores(p, self._keys(Stream.TOKEN, self.position[:, None] + jnp.arange(p.shape[1])))
+        place = jnp.arange(p.shape[1]) if place is None else place
+        return _scores(p, self._keys(Stream.TOKEN, self.position[:, None] + place))
 
-    def tokens(self, p: Float[Array, "B P V"]) -> Int[Array, "B P"]:
-        """The target's own token at every position of the block."""
-        return argmax(self.scores(p))
+    def tokens(self, p: Float[Array, "B P V"], place: Int[Array, "B P"] | None = None) -> Int[Array, "B P"]:
+        """The target's own token at every position of the block; ``place``: how far each is from its beginning, where
+        that is not 0, 1, 2, ..."""
+        return argmax(self.scores(p, place))
 
     def token(self, p: Float[Array, "B V"], place: Int[Array, "B"]) -> Int[Array, "B"]:
         """The target's own token at one place of the block."""

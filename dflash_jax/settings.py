@@ -1,6 +1,5 @@
 """How a user asks for a row to be sampled: one :class:`SamplingParams` per row, checked before anything runs."""
 
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,6 +11,8 @@ import numpy as np
 from dflash_jax.sampling import GREEDY_BELOW, Sampling
 
 SEEDS = 2**64
+HOTTEST = 1e30
+"""More is infinite in float32, and -inf / inf no number; this far up all tokens are equally likely anyway."""
 
 REFUSED = (
     *(
@@ -34,8 +35,11 @@ REFUSED = (
 )
 """Parameters of vLLM, SGLang and transformers that change the distribution and that no position here honours."""
 
-NEUTRAL = {"repetition_penalty": (1.0,), "typical_p": (1.0,), "encoder_repetition_penalty": (1.0,)}
-"""Values, apart from None, 0 and empty ones, that ask for nothing."""
+NEUTRAL = {
+    **dict.fromkeys(("repetition_penalty", "typical_p", "encoder_repetition_penalty"), (1.0,)),
+    "forced_eos_token_id": (),
+}
+"""The values that ask for nothing where that is not 0; None and empty ones always do."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,11 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        real = {"temperature": math.inf, "top_p": 1.0, "min_p": 1.0}
+        real = {"temperature": HOTTEST, "top_p": 1.0, "min_p": 1.0}
         for name, most in real.items():
             value = getattr(self, name)
-            if not _is(value, Real) or not 0 <= value <= most or math.isinf(value):
-                least = "a finite number, 0 or more" if math.isinf(most) else f"a number from 0 to {most:g}"
-                raise ValueError(f"{name} {value!r}: expected {least}")
+            if not _is(value, Real) or not 0 <= value <= most:
+                raise ValueError(f"{name} {value!r}: expected a number from 0 to {most:g}")
         if not _is(self.top_k, Integral) or not -1 <= self.top_k < 2**31:
             raise ValueError(f"top_k {self.top_k!r}: expected an integer, 1 or more, or 0 or -1 for all tokens")
         if self.seed is not None and (not _is(self.seed, Integral) or not 0 <= self.seed < SEEDS):
@@ -121,7 +124,7 @@ def per_row(params: SamplingParams | Sequence[SamplingParams], rows: int) -> lis
     return [replace(one, seed=secrets.randbits(64)) if one.seed is None else one for one in each]
 
 
-def derived_seed(seed: int | None, index: int) -> int | None:
+def derived_seed(seed: Integral | None, index: int) -> Integral | None:
     """The seed itself for index 0, for others one made of both; None stays None."""
     if seed is None or index == 0:
         return seed

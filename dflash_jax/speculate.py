@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from dflash_jax.cache import Cache, rollback
+from dflash_jax.cache import Cache, follow, rollback
 from dflash_jax.delivery import Ends, LogProbs, cut, deliver, extend, no_logprobs, unsound
 from dflash_jax.protocols import AcceptRule, Draft, Drafter, Params, Target
 from dflash_jax.sampling import Dice, Sampling, seed_keys
-from dflash_jax.shapes import Array, Bool, Float, Int, UInt
+from dflash_jax.shapes import Array, Bool, Float, Int, Shaped, UInt
 
 
 @struct.dataclass
@@ -138,25 +138,30 @@ def spec_step(
     target: Target, drafter: Drafter, rule: AcceptRule, params: Params, draft_params: Params, state: SpecState
 ) -> SpecState:
     """One round for every row. Rows accept, stop and run out on their own; a done row changes nothing of itself."""
-    dice = Dice(state.key, state.cache.length + 1)
+    start = state.cache.length
+    dice = Dice(state.key, start + 1)
     choose = partial(rule.choose, dice, sampling=state.sampling)
     draft = drafter.propose(draft_params, target, params, state.anchor, state.draft_cache, choose)
     proposal = jnp.concatenate([state.anchor[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
-    out = target.step(params, proposal, state.cache)
+    out = target.step(params, proposal, state.cache, draft.tree)
     logits = target.unembed(params, out.hidden)
     verdict = rule(dice, draft, logits, state.sampling)
 
-    said = jnp.concatenate([draft.tokens, state.anchor[:, None]], axis=1)  # last column: room for the bonus token
-    rows = jnp.arange(said.shape[0])
-    said = said.at[rows, verdict.accepted].set(verdict.token)
+    said, cache, features = draft.tokens, out.cache, out.features
+    if verdict.path is not None:
+        path = verdict.path[:, : drafter.block_size]
+        said, logits, features = _along(path[:, 1:] - 1, said), _along(path, logits), _along(path, features)
+        cache = follow(cache, start, path)
+    said = jnp.concatenate([said, state.anchor[:, None]], axis=1)  # last column: room for the bonus token
+    said = said.at[jnp.arange(said.shape[0]), verdict.accepted].set(verdict.token)
     count, ended = cut(said, verdict.accepted + 1, state.ends, state.delivered)
     broken = unsound(logits, verdict.accepted) & ~state.done
     still = state.done | broken
     count = jnp.where(still, 0, count)
     return state.replace(
         anchor=jnp.where(still, state.anchor, verdict.token),
-        cache=rollback(out.cache, state.cache.length + count),
-        draft_cache=drafter.absorb(draft_params, out.features, count, state.draft_cache),
+        cache=rollback(cache, start + count),
+        draft_cache=drafter.absorb(draft_params, features, count, state.draft_cache),
         tokens=deliver(state.tokens, said, count, state.delivered),
         delivered=state.delivered + count,
         done=still | ended,
@@ -169,6 +174,12 @@ def spec_step(
         rounds=state.rounds + 1,
         logprobs=extend(state.logprobs, logits, said, count, state.delivered),
     )
+
+
+def _along(path: Int[Array, "B P"], each: Shaped[Array, "B T *rest"]) -> Shaped[Array, "B P *rest"]:
+    """What belongs to the places of a path."""
+    places = jnp.maximum(path, 0).reshape(*path.shape, *(1,) * (each.ndim - 2))
+    return jnp.take_along_axis(each, places, axis=1)
 
 
 def distinct_experts(experts: Int[Array, "B T M K"], live: Bool[Array, "B"]) -> Int[Array, "M"]:

@@ -75,8 +75,7 @@ def run(
 
     def one(turn, carry):
         memory, length, total = carry
-        taps = memory.rows.shape[1] - rows.shape[1] + 1
-        state, window = recurrence.resume(memory, length, taps)
+        state, window = recurrence.resume(memory, length)
         read = recurrence.hear(memory, state, tokens)
         memory = recurrence.record(memory, length, state, window, rows, tokens, read)
         return memory, length + kept[turn], total + read.out.sum()

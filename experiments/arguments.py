@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from dflash_jax.draft_tree import TreeMatch
+from dflash_jax.generate import LARGEST_BLOCK
 from dflash_jax.protocols import AcceptRule
 from dflash_jax.rules import ACCEPT
 from dflash_jax.settings import SamplingParams
@@ -62,7 +64,7 @@ class Args:
     stream: Switch = False
     """first show the text as it comes: accepted drafts green, the target's own tokens plain"""
     stop: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT")] = ()
-    """end the streamed text before the first of these strings; with --stream"""
+    """end every text before the first of these strings"""
     baseline: bool = True
     """also decode without the drafter; speedup and agreement need it"""
     repeats: int = 3
@@ -76,7 +78,11 @@ class Args:
     min_p: float = 0.0
     """draw among tokens at least this share of the likeliest one's probability"""
     rule: Annotated[Rule | None, _option("RULE", f"default: greedy; at --temperature > 0 {SAMPLED_RULE}")] = None
-    """accept rule: greedy, match, one_hot, rejection, block (lossless); typical, threshold, top_k_relaxed (lossy)"""
+    """lossless: greedy, match, one_hot, rejection, block, tree; lossy: typical, threshold, top_k_relaxed"""
+    tree_budget: Annotated[int | None, _option("NODES", "default: 16")] = None
+    """nodes of a draft tree besides the anchor; with --rule tree"""
+    adaptive: Switch = False
+    """choose the block size as the text comes, up to --block-size and down to plain decoding"""
     seed: int = 0
     """of drawn tokens, 0 to 2**64 - 1; every prompt has a seed made of this one; greedy decoding draws nothing"""
     json: Annotated[Path | None, _option("PATH", "default: none")] = None
@@ -102,18 +108,24 @@ def rule_of(args: Args) -> AcceptRule:
     """The accept rule asked for, or the default at this temperature.
 
     Raises:
-        ValueError: for a rule that does not honour the temperature.
+        ValueError: for a rule that does not honour the temperature, or a tree budget without a tree.
     """
     name = args.rule or ("greedy" if sampling_of(args).greedy else SAMPLED_RULE)
     if not ACCEPT[name].samples and not sampling_of(args).greedy:
         able = ", ".join(name for name, rule in ACCEPT.items() if rule.samples)
         raise ValueError(f"--rule {name} knows only the argmax, and --temperature is {args.temperature:g}; use {able}")
-    return ACCEPT[name]
+    if args.tree_budget is None:
+        return ACCEPT[name]
+    if name != "tree":
+        raise ValueError(f"--tree-budget {args.tree_budget} is for --rule tree, and the rule is {name}")
+    if not 1 <= args.tree_budget < LARGEST_BLOCK:
+        raise ValueError(f"--tree-budget {args.tree_budget}: 1 to {LARGEST_BLOCK - 1} nodes")
+    return TreeMatch(args.tree_budget)
 
 
-def command(args: Args) -> str:
-    """The line that repeats a run: every argument that is not its default."""
-    words = ["python", "-m", "experiments.run_spec"]
+def command(args: object, program: str = "experiments.run_spec") -> str:
+    """The line that repeats a run of ``program``: every argument that is not its default."""
+    words = ["python", "-m", program]
     for field in fields(args):
         value, flag = getattr(args, field.name), field.name.replace("_", "-")
         if value == field.default:
@@ -121,7 +133,7 @@ def command(args: Args) -> str:
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         elif isinstance(value, tuple):
-            words += [f"--{flag}", *value]
+            words += [f"--{flag}", *map(str, value)]
         else:
             words += [f"--{flag}", str(value)]
     return shlex.join(words)

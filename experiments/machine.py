@@ -62,7 +62,7 @@ def describe() -> Machine:
 
 def measure_memory(pair: Pair, batch: int, tokens: int) -> Memory:
     """Memory of a loaded pair and of the caches of ``batch`` rows that grow to ``tokens`` tokens."""
-    capacity, undo = bucket(tokens + pair.drafter.block_size), undo_of(pair.drafter.block_size)
+    capacity, undo = bucket(tokens + pair.speculative.width), undo_of(pair.speculative.width)
     caches = [
         jax.eval_shape(lambda network=network: network.init_cache(batch, capacity, undo))
         for network in (pair.target, pair.drafter)

@@ -52,7 +52,8 @@ class Facts:
         names: folders of target and drafter.
         family: the target's ``model_type``.
         rule: the accept rule, whether it is ``lossless``, and whether it says what plain decoding says (``pathwise``).
-        block_size: P, the anchor and P-1 drafts.
+        block_size: P, the anchor and P-1 drafts; ``width``: tokens of a verification, more than P for a tree.
+        adaptive: P is the largest block size, and each segment of rounds has one of its own.
         experts: E of a mixture layer, 0 for a dense target; ``experts_per_token``: K.
     """
 
@@ -62,6 +63,8 @@ class Facts:
     lossless: bool
     pathwise: bool
     block_size: int
+    width: int
+    adaptive: bool
     experts: int
     experts_per_token: int
 
@@ -73,6 +76,7 @@ class Pair:
     Attributes:
         expert_format: how the routed experts are held ("packed", a dtype, or "none").
         rule: of speculative decoding; ``plain_rule``: of plain decoding, which has no drafts to accept.
+        adaptive: speculative decoding chooses its block size.
     """
 
     names: tuple[str, str]
@@ -88,6 +92,7 @@ class Pair:
     expert_format: str
     rule: AcceptRule = GREEDY
     plain_rule: AcceptRule = GREEDY
+    adaptive: bool = False
 
     @property
     def speculative(self) -> Decoder:
@@ -108,6 +113,8 @@ class Pair:
             lossless=self.rule.lossless,
             pathwise=self.rule.pathwise,
             block_size=self.drafter.block_size,
+            width=self.speculative.width,
+            adaptive=self.adaptive,
             experts=self.target.experts,
             experts_per_token=getattr(self.target.config, "experts_per_token", 0),
         )
@@ -192,6 +199,7 @@ def load_pair(
     experts: str | None,
     rule: AcceptRule = GREEDY,
     plain_rule: AcceptRule = GREEDY,
+    adaptive: bool = False,
 ) -> Pair:
     """Load both networks, the drafter first: that the two fit is checked before the large one is read.
 
@@ -215,6 +223,7 @@ def load_pair(
         expert_format=expert_format(params),
         rule=rule,
         plain_rule=plain_rule,
+        adaptive=adaptive,
     )
 
 

@@ -42,8 +42,6 @@ def prepare(args: Args) -> Plan:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: at least {least}")
     if args.stream and args.batch > 1:
         raise ValueError(f"--stream shows one row at a time: leave out --batch {args.batch}")
-    if args.stop and not args.stream:
-        raise ValueError(f"--stop {' '.join(map(repr, args.stop))} ends streamed text: add --stream")
     if "" in args.stop:
         raise ValueError("--stop '': an empty string ends every text at once; give at least one character")
     if args.json is not None and args.json.is_dir():
@@ -51,6 +49,10 @@ def prepare(args: Args) -> Plan:
     if args.plots is not None and args.plots.is_file():
         raise ValueError(f"--plots {args.plots} is a file; expected a folder")
     rule_of(args)
+    if args.adaptive and args.stop:
+        raise ValueError("--adaptive decodes whole texts: leave out --stop")
+    if args.adaptive and args.rule == "tree":
+        raise ValueError("--adaptive chooses among block sizes: leave out --rule tree")
     named = args.pair is None and args.target is None and args.draft is None
     pair = SHIPPED if named else args.pair
     target, draft = locate(pair, args.target, args.draft)

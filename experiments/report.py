@@ -65,7 +65,23 @@ class Report:
 
     @property
     def conditional(self) -> np.ndarray:
-        return metrics.conditional_rates(self.speculative.counts, self.speculative.accepted, self.block_size)
+        spec = self.speculative
+        return metrics.conditional_rates(spec.counts, spec.accepted, self.block_size, spec.widths)
+
+    @property
+    def acceptance_ratio(self) -> float:
+        spec = self.speculative
+        widths = self.pair.width if spec.widths is None else spec.widths
+        return metrics.acceptance_ratio(spec.counts, spec.accepted, widths)
+
+    @property
+    def rounds_by_block_size(self) -> dict[str, int] | None:
+        """Verifications of each block size, where they differ."""
+        widths = self.speculative.widths
+        if widths is None:
+            return None
+        sizes, numbers = np.unique(widths[self.speculative.counts > 0], return_counts=True)
+        return {str(size): int(number) for size, number in zip(sizes, numbers, strict=True)}
 
     @property
     def histogram(self) -> np.ndarray:
@@ -108,7 +124,7 @@ class Report:
     @property
     def uniform_union(self) -> float:
         batch = self.speculative.conditions.batch
-        return metrics.uniform_union(self.pair.experts, self.pair.experts_per_token, self.block_size * batch)
+        return metrics.uniform_union(self.pair.experts, self.pair.experts_per_token, self.pair.width * batch)
 
 
 def middle(values: list[float]) -> tuple[float, float, float]:
@@ -125,7 +141,8 @@ def payload(report: Report) -> dict[str, Any]:
         "divergences": report.agreement and [asdict(each) for each in report.agreement.divergences],
         "acceptance_length": report.acceptance_length,
         "acceptance_histogram": report.histogram.tolist(),
-        "acceptance_ratio": metrics.acceptance_ratio(spec.counts, spec.accepted, report.block_size),
+        "acceptance_ratio": report.acceptance_ratio,
+        "rounds_by_block_size": report.rounds_by_block_size,
         "position_rates": metrics.position_rates(spec.counts, spec.accepted, report.block_size).tolist(),
         "conditional_rates": report.conditional.tolist(),
         "verifies": report.verifies,

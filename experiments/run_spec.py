@@ -14,14 +14,13 @@ Text goes to the model as it is, without a chat template. Plain and speculative 
 one process; compilation is reported apart, and programs are kept in $DFLASH_JAX_CACHE/xla (~/.cache/dflash_jax/xla).
 """
 
-import contextlib
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 import tyro
 from rich.console import Console
 
+from checkpoints.text import TextDecoder
+from dflash_jax.adaptive import AdaptiveDecoder
 from dflash_jax.generation import Generation
 from dflash_jax.rules import ACCEPT
 from dflash_jax.settings import SamplingParams
@@ -32,8 +31,9 @@ from experiments.definitions import LABEL, explanation
 from experiments.pair import ALL_PAIRS, Pair, check_target, known_pairs, load_pair
 from experiments.plan import Plan, prepare
 from experiments.progress import Waiting
+from experiments.refusals import refusals
 from experiments.report import Compiled, Report, write_json
-from experiments.streaming import DIM, GREEN, PLAIN, pieces, shown, stream_tokens, until
+from experiments.streaming import DIM, GREEN, PLAIN, shown
 from experiments.summary import lines, warnings
 from experiments.threads import pinned
 
@@ -42,7 +42,9 @@ def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting) -> Report:
     """Compile, stream if asked, time, and hold the two texts against each other."""
     sampling = sampling_of(args)
     decoders = {"baseline": pair.plain} if args.baseline else {}
-    decoders["speculative"] = pair.speculative
+    decoders["speculative"] = AdaptiveDecoder(pair.speculative) if args.adaptive else pair.speculative
+    if args.stop:
+        decoders = {name: TextDecoder(decoder, pair.tokenizer, args.stop) for name, decoder in decoders.items()}
     with CompileWatch() as compiling:
         for name, decoder in decoders.items():
             with waiting.on(f"compiling prefill and loop ({name})"):
@@ -51,7 +53,7 @@ def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting) -> Report:
         show_stream(args, plan, pair)
     timer = None
     with CompileWatch() as measuring, waiting.on("compiling the parts of a round"):
-        if first.rounds:
+        if first.rounds and not args.adaptive:
             timer = timing.StepTimer(pair.speculative, plan.batches[0], first.tokens, args.max_new_tokens)
     total = args.repeats * len(decoders) * len(plan.batches)
     with CompileWatch() as timed, waiting.through("generating", total) as step:
@@ -104,10 +106,11 @@ def show_stream(args: Args, plan: Plan, pair: Pair) -> None:
     """Print every prompt and its text as it comes."""
     console = Console()
     dim, green = (PLAIN, PLAIN) if console.no_color else (DIM, GREEN)
-    for row, (prompt,) in zip(plan.rows, plan.batches, strict=True):
+    texts = TextDecoder(pair.speculative, pair.tokenizer, args.stop, pair.stop)
+    settings = runs.settings_of(sampling_of(args), plan.batches)
+    for row, (prompt,), (setting,) in zip(plan.rows, plan.batches, settings, strict=True):
         print(shown(row.text, dim, console.is_terminal), end="")
-        tokens = stream_tokens(pair.speculative, prompt, args.max_new_tokens, pair.stop, sampling_of(args))
-        for piece in until(pieces(tokens, pair.tokenizer), args.stop):
+        for piece in texts.stream_ids(prompt, args.max_new_tokens, setting):
             print(shown(piece.text, green if piece.drafted else PLAIN, console.is_terminal), end="", flush=True)
         print("\n")
 
@@ -132,7 +135,7 @@ def main(args: Args) -> Report | list[Report]:
     waiting = Waiting(args.quiet)
     if args.pair == ALL_PAIRS:
         return compare_all(args, waiting)
-    with _refusals():
+    with refusals():
         plan = prepare(args)
     report = run(args, plan, waiting)
     publish(args, report)
@@ -142,15 +145,17 @@ def main(args: Args) -> Report | list[Report]:
 def run(args: Args, plan: Plan, waiting: Waiting) -> Report:
     """Load a pair and measure it."""
     with pinned(plan.cpus):
-        with _refusals(), waiting.on(f"loading {' + '.join(plan.folders.names)}"):
+        with refusals(), waiting.on(f"loading {' + '.join(plan.folders.names)}"):
             rules = dict(rule=rule_of(args), plain_rule=ACCEPT["greedy" if sampling_of(args).greedy else "match"])
-            pair = load_pair(plan.folders, plan.tokenizer, dtype=args.dtype, experts=args.experts, **rules)
+            pair = load_pair(
+                plan.folders, plan.tokenizer, dtype=args.dtype, experts=args.experts, adaptive=args.adaptive, **rules
+            )
         return measure(args, plan, pair, waiting)
 
 
 def compare_all(args: Args, waiting: Waiting) -> list[Report]:
     """Every shipped pair in turn, then one table."""
-    with _refusals():
+    with refusals():
         if args.stream or args.plots or args.explain:
             raise ValueError("--pair all prints one table: leave out --stream, --plots and --explain, or name one pair")
         each = [replace(args, pair=name) for name in known_pairs()]
@@ -163,16 +168,6 @@ def compare_all(args: Args, waiting: Waiting) -> list[Report]:
         comparison.write_json(command(args), reports, args.json)
         print(f"{'written':<{LABEL}}{args.json}")
     return reports
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """What is wrong with the arguments or the folders is one line, and exit status 2."""
-    try:
-        yield
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

@@ -113,6 +113,13 @@ class Run:
         return metrics.join([generation.accepted for generation in self.repeats[0]])
 
     @property
+    def widths(self) -> np.ndarray | None:
+        """Block size of every entry of ``counts``, where they differ."""
+        if any(generation.widths is None for generation in self.repeats[0]):
+            return None
+        return metrics.join([np.broadcast_to(each.widths, each.counts.shape) for each in self.repeats[0]])
+
+    @property
     def union(self) -> float:
         """Distinct experts that a round's tokens chose, mean over rounds and mixture layers; nan for dense networks."""
         some = [each for each in self.repeats[0] if each.rounds and each.union.size]
@@ -187,9 +194,8 @@ def warm_up(
     sampling: SamplingParams = GREEDY,
 ) -> Generation:
     """Compile all that a run will need. Returns what the first batch says."""
-    for batch in batches[1:]:
-        state = decoder.start(batch, max_new_tokens, stop, sampling)
-        jax.block_until_ready(decoder.advance(state, until=1))
+    for batch in batches:
+        decoder.warm_up(batch, max_new_tokens, stop, sampling)
     return decoder.generate(batches[0], max_new_tokens, stop, settings_of(sampling, batches)[0])
 
 

@@ -75,6 +75,13 @@ def drawn(conditions: Conditions) -> str:
     return ", ".join(parts)
 
 
+def _block(pair: Facts) -> str:
+    if pair.adaptive:
+        return f"block 1 to {pair.block_size}, adaptive"
+    tree = f" in a tree, {pair.block_size - 1} deep" if pair.width > pair.block_size or pair.rule == "tree" else ""
+    return f"block {pair.block_size} ({pair.width - 1} drafts{tree})"
+
+
 def _threads(count: int) -> str:
     return "1 thread" if count == 1 else f"{count} threads"
 
@@ -85,8 +92,7 @@ def _head(report: Report) -> Iterator[tuple[str, str]]:
     experts = "" if conditions.expert_format in ("none", conditions.dtype) else f", experts {conditions.expert_format}"
     yield (
         "dflash-jax",
-        f"{' + '.join(report.pair.names)}   block {report.block_size} ({report.block_size - 1} drafts)   "
-        f"{conditions.dtype}{experts}",
+        f"{' + '.join(report.pair.names)}   {_block(report.pair)}   {conditions.dtype}{experts}",
     )
     note = ": running on CPU, speeds are not comparable with an accelerator's" if machine.is_cpu else ""
     yield "device", f"{machine.device}, {_threads(machine.threads)}, jax {machine.versions['jax']}{note}"
@@ -132,12 +138,13 @@ def _acceptance(report: Report) -> Iterator[tuple[str, str]]:
     if not report.verifies:
         return
     spec = report.speculative
-    ratio = metrics.acceptance_ratio(spec.counts, spec.accepted, report.block_size)
     yield (
         "acceptance",
         f"{report.acceptance_length:8.2f} tokens/verify ({int(spec.counts.sum()):,}/{report.verifies:,})   "
-        f"drafts accepted {ratio:.0%}",
+        f"drafts accepted {report.acceptance_ratio:.0%}",
     )
+    if sizes := report.rounds_by_block_size:
+        yield "  block sizes", " ".join(f"{size}:{count / report.verifies:.0%}" for size, count in sizes.items())
     shares = report.histogram / report.verifies
     yield "  histogram", " ".join(f"{place + 1}:{share:.0%}" for place, share in enumerate(shares) if share)
     rates = ["-" if math.isnan(rate) else f"{rate:.2f}".replace("0.", ".", 1) for rate in report.conditional]

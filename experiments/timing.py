@@ -111,7 +111,7 @@ class StepTimer:
             max_new_tokens: as in the run, so that the caches have its capacity.
             steps: consecutive positions that one call covers; fewer if the caches could not roll them back.
         """
-        width = decoder.drafter.block_size
+        width = decoder.width
         self.steps, self.width = max(1, min(steps, CHUNKS[-1] - width)), width
         rows = [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)]
         heard = [len(prompt) + len(text) // 2 for prompt, text in zip(prompts, texts, strict=True)]

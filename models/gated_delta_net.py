@@ -10,9 +10,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from dflash_jax import delta, recurrence
+from dflash_jax.cache import Places
 from dflash_jax.nn import accumulation_dtype, rms_norm
 from dflash_jax.recurrence import Recurrence
 from dflash_jax.shapes import Array, Float
+from dflash_jax.tree import lineage
 
 fan_in = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 ones = nn.initializers.ones
@@ -40,13 +42,14 @@ class GatedDeltaNet(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T D"], memory: Recurrence, length) -> tuple[jax.Array, Recurrence]:
+    def __call__(self, x: Float[Array, "B T D"], memory: Recurrence, places: Places) -> tuple[jax.Array, Recurrence]:
         c, sizes, wide = self.config, self.config.memory, accumulation_dtype(self.dtype)
         values = (c.linear_key_heads, sizes.repeat, c.linear_value_dim)
         rows = x @ self._kernel("qkv", sizes.channels)
         taps = self.param("conv", fan_in, (c.conv_taps, sizes.channels), self.dtype)
-        state, window = recurrence.resume(memory, length, c.conv_taps)
-        mixed = jax.nn.silu(delta.causal_convolution(window, rows, taps)).astype(wide)
+        state, window = recurrence.resume(memory, places.start)
+        path = None if places.tree is None else lineage(places.tree.parent, c.conv_taps)
+        mixed = jax.nn.silu(delta.causal_convolution(window, rows, taps, path)).astype(wide)
         keys = c.linear_key_heads * c.linear_key_dim
         q, k = (
             delta.unit(part.reshape(*x.shape[:2], c.linear_key_heads, c.linear_key_dim))
@@ -60,8 +63,8 @@ class GatedDeltaNet(nn.Module):
             g=self._log_decay(x).reshape(*x.shape[:2], *values[:2]),
             beta=beta.reshape(*x.shape[:2], *values[:2]),
         )
-        read = recurrence.hear(memory, state, tokens)
-        memory = recurrence.record(memory, length, state, window, rows, tokens, read)
+        read = recurrence.hear(memory, state, tokens, places.ancestors)
+        memory = recurrence.record(memory, places.start, state, window, rows, tokens, read)
         z = (x @ self._kernel("z", c.linear_value_heads * c.linear_value_dim)).reshape(*x.shape[:2], *values)
         norm = self.param("norm", ones, (c.linear_value_dim,), self.dtype)
         normed = rms_norm(read.out.astype(self.dtype), norm, c.rms_norm_eps)

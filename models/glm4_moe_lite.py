@@ -14,6 +14,7 @@ from dflash_jax.cache import Cache, Slots
 from dflash_jax.nn import Rope, rms_norm, rope_angles
 from dflash_jax.protocols import StepOut, tapped
 from dflash_jax.shapes import Array, Float, Int
+from dflash_jax.tree import Tree
 from models.glm_moe import Mlp, Moe, mixture_from
 from models.hf_config import require, rotary_dim
 from models.mla import LatentAttention, Widths, init_latents, latent_rope
@@ -104,15 +105,15 @@ class Glm4MoeLite(nn.Module):
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         return self.table[tokens]
 
-    def step(self, tokens: Int[Array, "B T"], cache: Cache) -> StepOut:
+    def step(self, tokens: Int[Array, "B T"], cache: Cache, tree: Tree | None = None) -> StepOut:
         c = self.config
-        positions = caches.step_positions(cache, tokens.shape[1])
-        angles = rope_angles(c.rope, positions, self.dtype)
+        places = caches.step_places(cache, tokens.shape[1], tree)
+        angles = rope_angles(c.rope, places.positions, self.dtype)
         x, layers, stream, chosen = self.embed(tokens), [], [], []
         for i, slots in enumerate(cache.layers):
             normed = rms_norm(x, self.attention_norm[i], c.rms_norm_eps)
-            slots = self.attention[i].write(normed, slots, positions, angles)
-            seen = caches.visible(slots, positions, positions + 1, positions[:, -1] + 1)
+            slots = self.attention[i].write(normed, slots, places, angles)
+            seen = caches.step_visible(slots, places)
             x = x + self.attention[i].read(self.attention[i].q_residual(normed), slots, angles, seen)
             normed = rms_norm(x, self.mlp_norm[i], c.rms_norm_eps)
             if i < c.dense_layers:

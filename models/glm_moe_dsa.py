@@ -15,10 +15,11 @@ from flax import struct
 
 from dflash_jax import cache as caches
 from dflash_jax.attention import select_keys
-from dflash_jax.cache import Cache, Slots
+from dflash_jax.cache import Cache, Places, Slots
 from dflash_jax.nn import Rope, accumulation_dtype, layer_norm, rms_norm, rope_angles, rotate_interleaved
 from dflash_jax.protocols import StepOut, tapped
 from dflash_jax.shapes import Array, Bool, Float, Int
+from dflash_jax.tree import Tree
 from models.glm_moe import Mlp, Moe, mixture_from
 from models.hf_config import require
 from models.mla import LatentAttention, Widths, init_latents, latent_rope
@@ -130,14 +131,14 @@ class Indexer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], residual: Float[Array, "B T Q"], index: Slots, positions, angles
+        self, x: Float[Array, "B T D"], residual: Float[Array, "B T Q"], index: Slots, places: Places, angles
     ) -> tuple[Float[Array, "B T S"], Slots]:
         c, wide = self.config, accumulation_dtype(self.dtype)
         k = x @ self.param("k", fan_in, (c.hidden_size, c.index_dim), self.dtype)
         scale = self.param("k_norm", ones, (c.index_dim,), self.dtype)
         k = layer_norm(k, scale, self.param("k_norm_bias", zeros, (c.index_dim,), self.dtype), INDEX_EPS)
         k = rotate_interleaved(k[:, :, None], angles)
-        index = caches.write(index, k, k[..., :0], positions)
+        index = caches.write(index, k, k[..., :0], places.written)
         q = residual @ self.param("q", fan_in, (c.widths.q_lora, c.index_heads * c.index_dim), self.dtype)
         q = rotate_interleaved(q.reshape(*x.shape[:2], c.index_heads, c.index_dim), angles)
         weights = x @ self.param("weights", fan_in, (c.hidden_size, c.index_heads), self.dtype)
@@ -190,14 +191,14 @@ class GlmMoeDsa(nn.Module):
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         return self.table[tokens]
 
-    def step(self, tokens: Int[Array, "B T"], cache: Cache) -> StepOut:
+    def step(self, tokens: Int[Array, "B T"], cache: Cache, tree: Tree | None = None) -> StepOut:
         c = self.config
-        positions = caches.step_positions(cache, tokens.shape[1])
-        angles = rope_angles(c.rope, positions, self.dtype)
+        places = caches.step_places(cache, tokens.shape[1], tree)
+        angles = rope_angles(c.rope, places.positions, self.dtype)
         x, layers, stream, chosen, seen = self.embed(tokens), [], [], [], None
         for i, memory in enumerate(cache.layers):
             normed = rms_norm(x, self.attention_norm[i], c.rms_norm_eps)
-            mixed, memory, seen = self._attend(i, normed, memory, positions, angles, seen)
+            mixed, memory, seen = self._attend(i, normed, memory, places, angles, seen)
             x = x + mixed
             normed = rms_norm(x, self.mlp_norm[i], c.rms_norm_eps)
             if i < c.dense_layers:
@@ -215,15 +216,15 @@ class GlmMoeDsa(nn.Module):
         )
 
     def _attend(
-        self, i: int, x: jax.Array, memory: SparseLatents, positions, angles, selected: Bool[Array, "B T S"] | None
+        self, i: int, x: jax.Array, memory: SparseLatents, places: Places, angles, selected: Bool[Array, "B T S"] | None
     ) -> tuple[jax.Array, SparseLatents, Bool[Array, "B T S"]]:
         """One layer's attention, its memory, and the keys it saw: those that this layer or an earlier one selected."""
         attention, c = self.attention[i], self.config
-        latents = attention.write(x, memory.latents, positions, angles)
+        latents = attention.write(x, memory.latents, places, angles)
         residual, index = attention.q_residual(x), memory.index
         if c.selects[i]:
-            scores, index = self.indexer[str(i)](x, residual, index, positions, angles)
-            visible = caches.visible(latents, positions, positions + 1, positions[:, -1] + 1)
+            scores, index = self.indexer[str(i)](x, residual, index, places, angles)
+            visible = caches.step_visible(latents, places)
             selected = select_keys(scores, visible, c.index_topk)
         mixed = attention.read(residual, latents, angles, selected)
         return mixed, SparseLatents(latents=latents, index=index), selected

@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from dflash_jax import cache as caches
 from dflash_jax.attention import attend_latent
-from dflash_jax.cache import Slots
+from dflash_jax.cache import Places, Slots
 from dflash_jax.nn import Rope, plain_rope, rms_norm, rotate, rotate_interleaved
 from dflash_jax.shapes import Array, Bool, Float
 from models.hf_config import require, rope_from, theta_of
@@ -91,12 +91,13 @@ class LatentAttention(nn.Module):
         """The normed query latent; a sparse indexer reads it too."""
         return rms_norm(self._linear("q_a", x), self.q_norm, LATENT_EPS)
 
-    def write(self, x: Float[Array, "B T D"], slots: Slots, positions, angles) -> Slots:
+    def write(self, x: Float[Array, "B T D"], slots: Slots, places: Places, angles) -> Slots:
         """Put the latents and rotated keys of T tokens into the cache."""
         w = self.config.widths
         both = self._linear("kv_a", x)
-        latent = rms_norm(both[..., : w.latent], self.kv_norm, LATENT_EPS)
-        return caches.write(slots, latent[:, :, None], self._rotate(both[:, :, None, w.latent :], angles), positions)
+        latent = rms_norm(both[..., : w.latent], self.kv_norm, LATENT_EPS)[:, :, None]
+        key = self._rotate(both[:, :, None, w.latent :], angles)
+        return caches.write(slots, latent, key, places.written)
 
     def read(self, residual: Float[Array, "B T Q"], slots: Slots, angles, seen: Bool[Array, "B T S"]) -> jax.Array:
         """Attend to what ``seen`` allows of the cache; ``[B T D]``."""

@@ -12,10 +12,11 @@ from flax import linen as nn
 
 from dflash_jax import cache as caches
 from dflash_jax.attention import attend
-from dflash_jax.cache import Cache, Slots
+from dflash_jax.cache import Cache, Places, Slots
 from dflash_jax.nn import Rope, rms_norm, rope_angles, rotate, swiglu
 from dflash_jax.protocols import StepOut, tapped
 from dflash_jax.shapes import Array, Float, Int
+from dflash_jax.tree import Tree
 from models.hf_config import require, rope_from, windows_from
 
 
@@ -72,13 +73,13 @@ class Attention(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T D"], slots: Slots, positions, angles) -> tuple[jax.Array, Slots]:
+    def __call__(self, x: Float[Array, "B T D"], slots: Slots, places: Places, angles) -> tuple[jax.Array, Slots]:
         c = self.config
         q = self._normed("q_norm", self._project("q", x, c.heads))
         k = self._normed("k_norm", self._project("k", x, c.kv_heads))
         v = self._project("v", x, c.kv_heads)
-        slots = caches.write(slots, rotate(k, angles), v, positions)
-        seen = caches.visible(slots, positions, positions + 1, positions[:, -1] + 1)
+        slots = caches.write(slots, rotate(k, angles), v, places.written)
+        seen = caches.step_visible(slots, places)
         mixed = attend(rotate(q, angles), [(slots.k, slots.v, seen)], scale=c.head_dim**-0.5)
         out = self.param("o", fan_in, (c.heads * c.head_dim, c.hidden_size), self.dtype)
         return mixed.reshape(*x.shape[:2], -1) @ out, slots
@@ -138,13 +139,13 @@ class Qwen3(nn.Module):
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         return self.table[tokens]
 
-    def step(self, tokens: Int[Array, "B T"], cache: Cache) -> StepOut:
+    def step(self, tokens: Int[Array, "B T"], cache: Cache, tree: Tree | None = None) -> StepOut:
         eps = self.config.rms_norm_eps
-        positions = caches.step_positions(cache, tokens.shape[1])
-        angles = rope_angles(self.config.rope, positions, self.dtype)
+        places = caches.step_places(cache, tokens.shape[1], tree)
+        angles = rope_angles(self.config.rope, places.positions, self.dtype)
         x, layers, stream = self.embed(tokens), [], []
         for i, slots in enumerate(cache.layers):
-            mixed, slots = self.attention[i](rms_norm(x, self.attention_norm[i], eps), slots, positions, angles)
+            mixed, slots = self.attention[i](rms_norm(x, self.attention_norm[i], eps), slots, places, angles)
             x = x + mixed
             x = x + self.mlp[i](rms_norm(x, self.mlp_norm[i], eps))
             layers.append(slots)

@@ -14,12 +14,13 @@ from flax import linen as nn
 from dflash_jax import cache as caches
 from dflash_jax import recurrence
 from dflash_jax.attention import attend
-from dflash_jax.cache import Cache, Slots
+from dflash_jax.cache import Cache, Places, Slots
 from dflash_jax.moe import init_experts, matmul, mix_experts, route_softmax_topk
 from dflash_jax.nn import Rope, accumulation_dtype, rms_norm, rope_angles, rotate, swiglu
 from dflash_jax.protocols import StepOut, tapped
 from dflash_jax.recurrence import Recurrence, Sizes
 from dflash_jax.shapes import Array, Float, Int
+from dflash_jax.tree import Tree
 from models.gated_delta_net import GatedDeltaNet
 from models.hf_config import require, rope_from, rotary_dim
 
@@ -129,13 +130,13 @@ class Attention(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T D"], slots: Slots, positions, angles) -> tuple[jax.Array, Slots]:
+    def __call__(self, x: Float[Array, "B T D"], slots: Slots, places: Places, angles) -> tuple[jax.Array, Slots]:
         c = self.config
         q, gate = jnp.split(self._project("q", x, c.heads, 2 * c.head_dim), 2, axis=-1)  # side by side in every head
         k = rotate(self._normed("k_norm", self._project("k", x, c.kv_heads, c.head_dim)), angles)
         v = self._project("v", x, c.kv_heads, c.head_dim)
-        slots = caches.write(slots, k, v, positions)
-        seen = caches.visible(slots, positions, positions + 1, positions[:, -1] + 1)
+        slots = caches.write(slots, k, v, places.written)
+        seen = caches.step_visible(slots, places)
         q = rotate(self._normed("q_norm", q), angles)
         mixed = attend(q, [(slots.k, slots.v, seen)], scale=c.head_dim**-0.5) * jax.nn.sigmoid(gate)
         out = self.param("o", fan_in, (c.heads * c.head_dim, c.hidden_size), self.dtype)
@@ -229,17 +230,17 @@ class Qwen35Moe(nn.Module):
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         return self.table[tokens]
 
-    def step(self, tokens: Int[Array, "B T"], cache: Cache) -> StepOut:
+    def step(self, tokens: Int[Array, "B T"], cache: Cache, tree: Tree | None = None) -> StepOut:
         c = self.config
-        positions = caches.step_positions(cache, tokens.shape[1])
-        angles = rope_angles(c.rope, positions, self.dtype)
+        places = caches.step_places(cache, tokens.shape[1], tree)
+        angles = rope_angles(c.rope, places.positions, self.dtype)
         x, layers, stream, chosen = self.embed(tokens), [], [], []
         for i, memory in enumerate(cache.layers):
             normed = centred_norm(x, self.mixer_norm[i], c.rms_norm_eps)
             if c.linear[i]:
-                mixed, memory = self.delta[str(i)](normed, memory, cache.length)
+                mixed, memory = self.delta[str(i)](normed, memory, places)
             else:
-                mixed, memory = self.attention[str(i)](normed, memory, positions, angles)
+                mixed, memory = self.attention[str(i)](normed, memory, places, angles)
             x = x + mixed
             mixed, experts = self.moe[i](centred_norm(x, self.moe_norm[i], c.rms_norm_eps))
             x = x + mixed

@@ -10,6 +10,7 @@ from flax import linen as nn
 from dflash_jax.cache import Cache
 from dflash_jax.protocols import Params, StepOut
 from dflash_jax.shapes import Array, Float, Int
+from dflash_jax.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class FlaxTarget:
     def embed(self, params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         return self.module.apply({"params": params}, tokens, method="embed")
 
-    def step(self, params: Params, tokens: Int[Array, "B T"], cache: Cache) -> StepOut:
-        return self.module.apply({"params": params}, tokens, cache, method="step")
+    def step(self, params: Params, tokens: Int[Array, "B T"], cache: Cache, tree: Tree | None = None) -> StepOut:
+        return self.module.apply({"params": params}, tokens, cache, tree, method="step")
 
     def unembed(self, params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         logits = self.module.apply({"params": params}, hidden, method="unembed")

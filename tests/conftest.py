@@ -7,14 +7,61 @@ from tests.support.typechecking import functions_only
 CHECKER = f"{functions_only.__module__}.{functions_only.__name__}"
 install_import_hook(["dflash_jax", "models", "kernels_pallas"], CHECKER)
 
+import gc  # noqa: E402
+import shutil  # noqa: E402
+import tempfile  # noqa: E402
+from pathlib import Path  # noqa: E402
+
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
+gc.set_threshold(100_000, 20, 20)  # tracing makes many objects and little garbage
+
+PROGRAMS = pytest.StashKey[str]()
+
+ROUGHLY_COMPILED = ("parity", "models", "laws/test_chunk.py", "laws/test_rollback.py")
+"""Compiled without LLVM's optimisations, which cost a third of the time: many programs, each run a few times, that are
+compared with references to a tolerance or with themselves on other inputs. All other tests, those of the loop, of whole
+texts, of low precision and of the program itself, see the compiler as it is."""
+
+
+def roughly(item: pytest.Item) -> bool:
+    return any(item.path.is_relative_to(Path(__file__).parent / place) for place in ROUGHLY_COMPILED)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A program that one worker or folder has compiled is read by the others; the next run starts with none. It is
+    found by its whole HLO, so a mutated program is compiled, and a read one counts as a compilation."""
+    folder = getattr(config, "workerinput", {}).get("programs")
+    if folder is None:
+        folder = tempfile.mkdtemp(prefix="programs-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    config.stash[PROGRAMS] = folder
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    node.workerinput["programs"] = node.config.stash[PROGRAMS]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file first: no worker is left alone with it at the end."""
+    items.sort(key=lambda item: item.path.parent.name != "pairs")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    jax.config.update("jax_disable_most_optimizations", roughly(item))
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Compiled programs are forgotten from folder to folder: one process that keeps all of them runs out of memory maps
-    (``vm.max_map_count``), and the compiler then crashes."""
-    if nextitem is not None and nextitem.path.parent != item.path.parent:
+    (``vm.max_map_count``), and the compiler then crashes. Roughly compiled ones are not used elsewhere."""
+    if nextitem is None:
+        return
+    if nextitem.path.parent != item.path.parent or roughly(nextitem) != roughly(item):
         jax.clear_caches()

@@ -18,6 +18,7 @@ from dflash_jax.cache import Cache
 from dflash_jax.generate import Decoder
 from dflash_jax.protocols import Drafter, Params, StepOut, Target
 from dflash_jax.shapes import Array, Int
+from dflash_jax.tree import Tree
 from experiments.benchmark import probes
 from experiments.benchmark.pipe import serve
 from experiments.compilation import use_compilation_cache
@@ -31,9 +32,9 @@ SHIPPED, ALL, PACKED = "as shipped", "all experts", "packed"
 class AllExperts(FlaxTarget):
     """A target that computes every expert of a layer, whatever the number of tokens."""
 
-    def step(self, params: Params, tokens: Int[Array, "B T"], cache: Cache) -> StepOut:
+    def step(self, params: Params, tokens: Int[Array, "B T"], cache: Cache, tree: Tree | None = None) -> StepOut:
         with mock.patch.object(moe, "_used_experts", lambda x, share, used, *rest: moe._all_experts(x, share, *rest)):
-            return super().step(params, tokens, cache)
+            return super().step(params, tokens, cache, tree)
 
 
 @dataclass

@@ -8,12 +8,13 @@ import shlex
 import pytest
 import tyro
 
+from checkpoints.text import pieces, stream_tokens
 from experiments import run_spec
 from experiments.arguments import Args, command
 from experiments.definitions import DEFINITIONS
 from experiments.pair import load_pair
 from experiments.plan import prepare
-from experiments.streaming import GREEN, pieces, shown, stream_tokens
+from experiments.streaming import GREEN, shown
 from tests.experiments.random_pair import BLOCK, PROMPTS, write_random_pair
 
 LABELS = (

@@ -66,7 +66,6 @@ REFUSALS = {
     "repeats": (dict(repeats=2), ["--repeats 2: at least 3"]),
     "nothing new": (dict(max_new_tokens=0), ["--max-new-tokens 0: at least 1"]),
     "stream of a batch": (dict(stream=True, batch=2), ["--stream", "--batch 2"]),
-    "stop strings without a stream": (dict(stop=("own f",)), ["--stop 'own f'", "add --stream"]),
     "an empty stop string": (dict(stream=True, stop=("",)), ["--stop ''", "at least one character"]),
     "no prompt file": (dict(prompts="nowhere.jsonl"), ["nowhere.jsonl is not a file"]),
 }

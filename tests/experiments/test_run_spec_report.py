@@ -52,7 +52,7 @@ def report(**changed) -> Report:
     """Two rounds of 4 and 8 tokens against twelve plain steps."""
     plain = dict(
         command="python -m experiments.run_spec",
-        pair=Facts(("target", "drafter"), "gpt_oss", "greedy", True, True, 8, 16, 2),
+        pair=Facts(("target", "drafter"), "gpt_oss", "greedy", True, True, 8, 8, False, 16, 2),
         prompts_known=64,
         machine=Machine("cpu", "cpu", 1, 2, {"python": "3", "jax": "1"}, None),
         compiled=Compiled(41.2, 14, 0, 3.0, 0),
@@ -163,7 +163,7 @@ def test_next_to_no_acceptance_is_suspicious():
 def test_a_dense_target_has_no_expert_line():
     silent = [dataclasses.replace(g, union=np.zeros(0)) for (g,) in SPECULATIVE.repeats]
     dense = dataclasses.replace(SPECULATIVE, repeats=tuple((g,) for g in silent))
-    made = report(speculative=dense, pair=Facts(("a", "b"), "qwen3", "greedy", True, True, 8, 0, 0))
+    made = report(speculative=dense, pair=Facts(("a", "b"), "qwen3", "greedy", True, True, 8, 8, False, 0, 0))
     assert line(made, "experts") == ""
     assert payload(made)["union_mean"] is None
 

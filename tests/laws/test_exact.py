@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from dflash_jax import accept
-from dflash_jax.protocols import AcceptRule, Draft
+from dflash_jax.draft_tree import TreeMatch
+from dflash_jax.protocols import AcceptRule, Draft, Verdict
 from dflash_jax.rules import ACCEPT
+from dflash_jax.sampling import distribution
 from tests.support.exact import TOLERANCE, check_law, deviation
 from tests.support.loaded_dice import Round, of_probabilities, play
 from tests.support.tables import SETTINGS, Cases, all_cases, dyadic_cases, logits_of
@@ -22,7 +24,9 @@ from tests.support.tables import SETTINGS, Cases, all_cases, dyadic_cases, logit
 SHAPES = ((2, 2), (3, 0), (3, 1), (4, 3))
 """Vocabulary and drafts."""
 
-LOSSLESS = [rule for rule in ACCEPT.values() if rule.lossless]
+LOSSLESS = [replace(rule, budget=3) if rule.budget else rule for rule in ACCEPT.values() if rule.lossless]
+"""Of trees with few nodes: own tokens are enumerated at every one."""
+
 LOSSY = [rule for rule in ACCEPT.values() if not rule.lossless]
 DRAWN = [rule for rule in LOSSLESS if type(rule).choose is accept.DrawnDrafts.choose]
 
@@ -144,3 +148,27 @@ def test_coins_at_their_thresholds_and_0(rule, monkeypatch) -> None:
     cases = on_the_lattice(program, rule, dyadic_cases((3, 2), 400))
     assert len(cases.table) >= 20
     check_law(program(rule, cases, points=POINTS), logits_of(cases))
+
+
+@dataclass(frozen=True)
+class WrongBranch(TreeMatch):
+    """A tree rule that takes a node for reached when its own draw fits, whatever became of its ancestors'."""
+
+    def __call__(self, dice, draft, logits, sampling):
+        if draft.tree is None:
+            return super().__call__(dice, draft, logits, sampling)
+        own = dice.tokens(distribution(logits, sampling), draft.tree.depth)
+        fits = draft.tokens == jnp.take_along_axis(own, jnp.maximum(draft.tree.parent[:, 1:], 0), axis=1)
+        fits = jnp.concatenate([jnp.ones_like(fits[:, :1]), fits], axis=1)
+        reached = jnp.where(fits, draft.tree.depth, 0)
+        path = jnp.argmax((reached[:, None] == jnp.arange(logits.shape[1])[:, None]) & fits[:, None], axis=-1)
+        accepted = reached.max(1)
+        last = jnp.take_along_axis(path, accepted[:, None], axis=1)
+        token = jnp.take_along_axis(own, last, axis=1)[:, 0]
+        return Verdict(accepted=accepted.astype(jnp.int32), token=token, path=path.astype(jnp.int32))
+
+
+def test_the_law_of_a_tree_can_fail() -> None:
+    cases = all_cases((3, 2), [SETTINGS["plain"]])
+    with pytest.raises(AssertionError):
+        check_law(play(WrongBranch(3), cases), cases)

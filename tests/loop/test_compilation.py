@@ -1,15 +1,19 @@
 """The compiled loop: what makes it compile, what its program holds, and that it runs without the host."""
 
 import re
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dflash_jax import cache as caches
 from dflash_jax import generate
 from dflash_jax.accept import Greedy, Match
 from dflash_jax.generate import FOREVER, Decoder
+from dflash_jax.nn import argmax
+from dflash_jax.tree import Tree
 from tests.support.drafters import tiny_drafter
 from tests.support.families import family
 from tests.support.oracle import ALL, script
@@ -148,3 +152,55 @@ class TestTheProgramOfTheRounds:
             decoder.target, decoder.drafter, decoder.rule, decoder.params, None, state, jnp.asarray(FOREVER)
         )
         assert len(re.findall(r"stablehlo.while", lowered.as_text())) > 1
+
+
+def tree_round(target, params, cache, tokens, tree):
+    """Hear a tree, keep a path that depends on what was said, as any accept rule does, and roll back."""
+    out = target.step(params, tokens, cache, tree)
+    said = argmax(target.unembed(params, out.hidden))
+    path = jnp.cumsum(said[:, :4] % 2, axis=1).at[:, 0].set(0)
+    return caches.rollback(caches.follow(out.cache, cache.length, path), cache.length + 2)
+
+
+def chain_round(target, params, cache, tokens, tree):
+    """Hear as many tokens as a chain, keep some and roll back."""
+    out = target.step(params, tokens, cache)
+    said = argmax(target.unembed(params, out.hidden))
+    return caches.rollback(out.cache, cache.length + said[:, 0] % 2)
+
+
+def copies_of_memory(round_, name: str, rows: int) -> tuple[Counter, set[str]]:
+    """How often a round whose cache is donated copies an array of the cache's shapes, and these shapes."""
+    chosen, nodes = family(name), 8
+    cache = chosen.target.init_cache(rows, 256, 128)
+    tokens, tree = jnp.zeros((rows, nodes), jnp.int32), Tree(jnp.zeros((rows, nodes), jnp.int32))
+    lowered = jax.jit(round_, static_argnums=0, donate_argnums=2).lower(
+        chosen.target, chosen.params, cache, tokens, tree
+    )
+    shapes = {",".join(map(str, leaf.shape)) for leaf in jax.tree.leaves(cache.layers) if leaf.size and leaf.ndim > 1}
+    program = lowered.compile().as_text()
+    assert all(f"f64[{shape}]" in program for shape in shapes)
+    copied = Counter(re.findall(r"= f64\[([\d,]+)\]\S* copy\(", program))
+    return Counter({shape: copied[shape] for shape in shapes & copied.keys()}), shapes
+
+
+def hasty_round(target, params, cache, tokens, tree):
+    """A path that was known before the step: nothing makes the move wait for the layers that still read."""
+    out = target.step(params, tokens, cache, tree)
+    return caches.follow(out.cache, cache.length, tokens[:, :4]), out.hidden
+
+
+class TestARoundOfATree:
+    @pytest.mark.parametrize(("name", "kinds", "rows"), [(NAME, 2, 4), (NAME, 2, 1), ("glm_moe_dsa", 3, 4)])
+    def test_it_copies_no_slots(self, name: str, kinds: int, rows: int) -> None:
+        """Rings and whole buffers; latents, rotated keys and index keys."""
+        copied, shapes = copies_of_memory(tree_round, name, rows)
+        assert len(shapes) == kinds and not copied
+
+    def test_it_copies_no_more_of_a_recurrent_memory_than_a_chain(self) -> None:
+        (tree, _), (chain, _) = (copies_of_memory(kind, "qwen3_5_moe-solve", 4) for kind in (tree_round, chain_round))
+        assert tree <= chain
+
+    def test_the_search_for_copies_can_find_one(self) -> None:
+        copied, shapes = copies_of_memory(hasty_round, NAME, 1)
+        assert set(copied) == shapes

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dflash_jax import cache as caches
 from dflash_jax.attention import select_keys
 from dflash_jax.moe import route_sigmoid_topk
 from dflash_jax.nn import rope_angles, rotate
@@ -134,13 +135,12 @@ def test_B46_the_selection_is_a_plain_numpy_indexers() -> None:
     module = glm_moe_dsa.Indexer(config, WIDE)
     x = np.random.default_rng(4).standard_normal((1, 20, config.hidden_size))
     residual = np.random.default_rng(5).standard_normal((1, 20, config.widths.q_lora))
-    target = family("glm_moe_dsa").target
-    index = target.init_cache(1, 32, 20).layers[0].index
-    positions = jnp.arange(20)[None]
-    angles = rope_angles(config.rope, positions, WIDE)
+    cache = family("glm_moe_dsa").target.init_cache(1, 32, 20)
+    index, places = cache.layers[0].index, caches.step_places(cache, 20)
+    angles = rope_angles(config.rope, places.positions, WIDE)
     params = family("glm_moe_dsa").params["indexer_0"]
-    scores, _ = module.apply({"params": params}, jnp.asarray(x), jnp.asarray(residual), index, positions, angles)
-    seen = jnp.arange(32) <= positions[..., None]
+    scores, _ = module.apply({"params": params}, jnp.asarray(x), jnp.asarray(residual), index, places, angles)
+    seen = jnp.arange(32) <= places.positions[..., None]
     got = np.asarray(select_keys(scores, seen, 4))[0]
     want = selected_by_numpy(params, x[0], residual[0], config.rope, 4)
     assert [set(np.flatnonzero(row).tolist()) for row in got] == want

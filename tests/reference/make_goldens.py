@@ -23,6 +23,7 @@ import qwen3
 import qwen3_5_moe
 import torch
 import transformers
+import warpers
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
 CASES: dict[str, Callable[[str, Path], None]] = {
@@ -33,6 +34,7 @@ CASES: dict[str, Callable[[str, Path], None]] = {
     **dict.fromkeys(drafters.DRAFTER_CASES, drafters.build),
     **dict.fromkeys(pairs.PAIR_CASES, pairs.build),
     "mxfp4_decode": mxfp4.build,
+    "warpers": warpers.build,
 }
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from flax import struct
 
-from dflash_jax import accept
+from dflash_jax import accept, draft_tree
 from dflash_jax.protocols import AcceptRule, Draft, Verdict
 from dflash_jax.sampling import Dice, Sampling
 from tests.support.families import fresh
@@ -36,7 +36,7 @@ class LoadedDice(Dice):
     written: dict = field(default_factory=dict)
     asked: dict = field(default_factory=dict)
 
-    def tokens(self, p):
+    def tokens(self, p, place=None):
         return self._answer("tokens", p)
 
     def token(self, p, place):
@@ -86,22 +86,28 @@ class Round:
         return np.stack([(weight * (count == m)).sum((0, 1, 3)) for m in range(1, self.said.shape[-1] + 1)], axis=1)
 
 
-def routes(draft: Draft) -> list[jax.Array]:
-    """The drafts that lead to each place of the verification, ``[B depth]``: in a chain, to place j the first j."""
-    return [draft.tokens[:, :place] for place in range(draft.tokens.shape[1] + 1)]
-
-
-def told(draft: Draft, verdict: Verdict) -> jax.Array:
+def told(draft: Draft, verdict: Verdict, places: int) -> jax.Array:
     """``[B P]``: the accepted drafts, then the target's own token; the rest is garbage."""
-    said = jnp.pad(draft.tokens, ((0, 0), (0, 1)))
+    said = draft.tokens
+    if verdict.path is not None:
+        said = jnp.take_along_axis(said, jnp.maximum(verdict.path[:, 1:] - 1, 0), axis=1)
+    said = jnp.pad(said[:, : places - 1], ((0, 0), (0, max(places - said.shape[1], 1))))
     return said.at[jnp.arange(said.shape[0]), verdict.accepted].set(verdict.token)
 
 
 def heard(table: jax.Array, draft: Draft) -> jax.Array:
-    """The target's logits at every place, ``[B P V]``; like the loop it hears token 0 where nothing is proposed."""
-    ids = [prefix_id(jnp.maximum(route, 0), route.shape[1], table.shape[-1]) for route in routes(draft)]
-    ids = jnp.stack([jnp.broadcast_to(place, table.shape[:1]) for place in ids], axis=1)
-    return jnp.take_along_axis(table, ids[..., None], axis=1)
+    """The target's logits at every place, ``[B T V]``; like the loop it hears token 0 where nothing is proposed."""
+    drafts = draft.tokens.shape[1]
+    vocabulary, none = table.shape[-1], jnp.zeros((len(table), 1), jnp.int32)
+    depth, digits = none, none
+    for place in range(1, drafts + 1):
+        above = none + place - 1 if draft.tree is None else draft.tree.parent[:, place : place + 1]
+        token = jnp.maximum(draft.tokens[:, place - 1 : place], 0)
+        below = jnp.take_along_axis(digits, above, axis=1) * vocabulary + token
+        depth = jnp.concatenate([depth, jnp.take_along_axis(depth, above, axis=1) + 1], axis=1)
+        digits = jnp.concatenate([digits, below], axis=1)
+    shorter = jnp.asarray([prefix_id(np.zeros(length, int), length, vocabulary) for length in range(drafts + 1)])
+    return jnp.take_along_axis(table, (shorter[depth] + digits)[..., None], axis=1)
 
 
 def _play(rule: AcceptRule, cases: Cases, points: int | None = None) -> Round:
@@ -112,7 +118,8 @@ def _play(rule: AcceptRule, cases: Cases, points: int | None = None) -> Round:
     """
     draft, sampling, chance = _all_drafts(rule, cases)
     logits = heard(jnp.repeat(cases.table, chance.shape[1], axis=0), draft)
-    rows, places, vocabulary = logits.shape
+    rows, vocabulary = logits.shape[0], logits.shape[-1]
+    places = (draft.tokens if cases.drafts is not None else cases.drafter).shape[1] + 1
     asked = _asked(rule, draft, logits, sampling)
     coins = asked.get("coins", 0)
     if coins and "tokens" in asked:
@@ -141,7 +148,7 @@ def _play(rule: AcceptRule, cases: Cases, points: int | None = None) -> Round:
     if points is None:
         unfit |= _contradicted(thresholds, tried, *jnp.split(verdict.accepted[:, 0], [len(cells)]))
     verdict, odds = jax.tree.map(lambda leaf: leaf[: len(cells)], (verdict, odds))
-    said = jax.vmap(jax.vmap(told, (None, 0)), (None, 0))(draft, verdict)
+    said = jax.vmap(jax.vmap(lambda draft, verdict: told(draft, verdict, places), (None, 0)), (None, 0))(draft, verdict)
 
     shape, before = (*odds.shape[:2], *chance.shape), size[:, None].reshape(-1, 1, *chance.shape) * chance
     odds = odds.reshape(shape)
@@ -169,7 +176,8 @@ play = play_anew()
 def of_probabilities(monkeypatch: pytest.MonkeyPatch) -> Callable:
     """:func:`play` for rules that take logits for probabilities: no rounding of a softmax comes between a coin and its
     threshold."""
-    monkeypatch.setattr(accept, "distribution", lambda logits, sampling: logits)
+    for module in (accept, draft_tree):
+        monkeypatch.setattr(module, "distribution", lambda logits, sampling: logits)
     return play_anew()
 
 

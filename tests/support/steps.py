@@ -25,8 +25,8 @@ class Heard(NamedTuple):
     cache: Cache
 
 
-def _step(target, params, tokens, cache) -> Heard:
-    out = target.step(params, tokens, cache)
+def _step(target, params, tokens, cache, tree=None) -> Heard:
+    out = target.step(params, tokens, cache, tree)
     return Heard(target.unembed(params, out.hidden), out.features, out.cache)
 
 

@@ -1,0 +1,189 @@
+"""Text in, text out: a decoder and its tokenizer, with strings that end a text.
+
+A stop string may lie inside a block or across two; neither it nor any part of it is shown, and no character is split.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import jax
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from dflash_jax.generate import Decoder
+from dflash_jax.generation import Generation, cut_rows
+from dflash_jax.settings import GREEDY, SamplingParams
+
+ROUNDS_PER_CALL = 4
+"""Rounds between two looks at the text: some may be decoded in vain behind a stop string."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """``text`` of one or more tokens, whole characters only; ``drafted``: the token that completed it was a draft."""
+
+    text: str
+    drafted: bool
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One row. ``text`` ends before a stop string; ``tokens`` end with the one that completed it. ``finish``: "stop"
+    (a stop id or string), "length" or "broken"."""
+
+    text: str
+    tokens: list[int]
+    finish: str
+
+
+@dataclass(frozen=True)
+class TextDecoder:
+    """A decoder that speaks text.
+
+    Args:
+        stop: strings that end a row.
+        stop_ids: ids that end a row, such as the end-of-text token.
+
+    Raises:
+        ValueError: for an empty stop string, which would end every text at once.
+    """
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if "" in self.stop:
+            raise ValueError("stop '': an empty string ends every text at once; give at least one character")
+
+    def complete(
+        self,
+        prompts: Sequence[str],
+        max_new_tokens: int | Sequence[int] | None = None,
+        sampling: SamplingParams | Sequence[SamplingParams] = GREEDY,
+    ) -> list[Completion]:
+        """One text per prompt.
+
+        Raises:
+            ValueError: as :meth:`~dflash_jax.generate.Decoder.start`.
+        """
+        ids = [self.tokenizer.encode(prompt).ids for prompt in prompts]
+        out = self.generate(ids, max_new_tokens, self.stop_ids, sampling)
+        return [Completion(self.text_of(row), row, finish) for row, finish in zip(out.tokens, out.finish, strict=True)]
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The decoded ids, up to the first stop string."""
+        text = self.tokenizer.decode(ids, skip_special_tokens=False)
+        return text[: min((place for place in map(text.find, self.stop) if place >= 0), default=None)]
+
+    def generate(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY, logprobs=None) -> Generation:
+        """As :meth:`~dflash_jax.generate.Decoder.generate`, and rows also end with the token that completes a stop
+        string. Tokens behind it count nowhere."""
+        if not self.stop:
+            return self.decoder.generate(prompts, max_new_tokens, stop, sampling, logprobs)
+        rows = [_Watch(self.tokenizer, self.stop) for _ in prompts]
+        rounds = self.decoder.stream(prompts, max_new_tokens, stop, sampling, logprobs, ROUNDS_PER_CALL)
+        found = next(rounds)
+        while not isinstance(found, Generation):
+            for row, new in zip(rows, found, strict=True):
+                row.hear(new)
+            found = rounds.send([row.length is not None for row in rows])
+        return cut_rows(found, [row.length for row in rows])
+
+    def warm_up(self, *args, **kwargs) -> None:
+        """The decoder's."""
+        self.decoder.warm_up(*args, **kwargs)
+
+    def stream(
+        self, prompt: str, max_new_tokens: int | None = None, sampling: SamplingParams = GREEDY
+    ) -> Iterator[Piece]:
+        """The text of one prompt as it comes, a round at a time."""
+        return self.stream_ids(self.tokenizer.encode(prompt).ids, max_new_tokens, sampling)
+
+    def stream_ids(
+        self, ids: Sequence[int], max_new_tokens: int | None = None, sampling: SamplingParams = GREEDY
+    ) -> Iterator[Piece]:
+        """The same for a prompt's ids."""
+        tokens = stream_tokens(self.decoder, ids, max_new_tokens, self.stop_ids, sampling)
+        return until(pieces(tokens, self.tokenizer), self.stop)
+
+
+@dataclass
+class _Watch:
+    """Looks for stop strings in a row as its tokens come. ``length``: tokens up to the one that completed one."""
+
+    tokenizer: Tokenizer
+    stops: tuple[str, ...]
+    length: int | None = None
+    heard: int = 0
+    tail: str = ""
+    stream: DecodeStream = field(default_factory=lambda: DecodeStream(skip_special_tokens=False))
+
+    def hear(self, ids: Sequence[int]) -> None:
+        for token in ids:
+            if self.length is not None:
+                return
+            self.heard += 1
+            self.tail += self.stream.step(self.tokenizer, token) or ""
+            if any(stop in self.tail for stop in self.stops):
+                self.length = self.heard
+            self.tail = self.tail[-max(map(len, self.stops)) :]
+
+
+def stream_tokens(
+    decoder: Decoder, prompt: Sequence[int], max_new_tokens: int | None, stop: Sequence[int], sampling=GREEDY
+) -> Iterator[tuple[int, bool]]:
+    """Every token of one row as soon as its round is over, and whether it was an accepted draft."""
+    state = decoder.start([prompt], max_new_tokens, stop, sampling)
+    token, done = jax.device_get((state.tokens[0, 0], state.done[0]))
+    yield int(token), False
+    sent, rounds = 1, 0
+    while not done:
+        rounds += 1
+        state = decoder.advance(state, until=rounds)
+        tokens, done, count, accepted = jax.device_get(
+            (state.tokens[0], state.done[0], state.counts[0, rounds - 1], state.accepted[0, rounds - 1])
+        )
+        for place in range(int(count)):
+            yield int(tokens[sent + place]), place < accepted
+        sent += int(count)
+
+
+def pieces(tokens: Iterator[tuple[int, bool]], tokenizer: Tokenizer) -> Iterator[Piece]:
+    """The text of a token stream. A character that spans tokens waits for its last one; joined, the pieces are the
+    decoded text of the whole row."""
+    stream, ids, sent, drafted = DecodeStream(skip_special_tokens=False), [], "", False
+    for token, drafted in tokens:
+        ids.append(token)
+        if text := stream.step(tokenizer, token):
+            sent += text
+            yield Piece(text, drafted)
+    whole = tokenizer.decode(ids, skip_special_tokens=False)
+    if len(whole) > len(sent):
+        yield Piece(whole[len(sent) :], drafted)
+
+
+def until(pieces: Iterator[Piece], stops: Sequence[str]) -> Iterator[Piece]:
+    """The pieces before the first stop string, which itself is not shown, nor any part of one that may still come.
+
+    A text that ends in an unfinished stop string is shown to its end.
+    """
+    held, drafted = "", False
+    for piece in pieces:
+        held, drafted = held + piece.text, piece.drafted
+        if found := [place for place in map(held.find, stops) if place >= 0]:
+            if before := held[: min(found)]:
+                yield Piece(before, drafted)
+            return
+        keep = max((_started(held, stop) for stop in stops), default=0)
+        if ready := held[: len(held) - keep]:
+            yield Piece(ready, drafted)
+        held = held[len(held) - keep :]
+    if held:
+        yield Piece(held, drafted)
+
+
+def _started(text: str, stop: str) -> int:
+    """How many characters of ``stop`` the end of ``text`` already says."""
+    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,0 +1,225 @@
+"""How wide to draft, decided as the text comes: by running acceptance and measured costs, down to plain decoding.
+
+Rounds run in segments, each one compiled loop of one block size. Between two segments the host looks at what was
+accepted and how long it took, and picks the block size of the next (the switch of Cascade, arXiv 2506.20675, over
+widths). The choice looks at text that is already said and at the clock, never at a coin that is still to fall, so every
+lossless rule stays so.
+"""
+
+import time
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from dflash_jax.generate import Decoder, run_rounds
+from dflash_jax.generation import Generation, collect
+from dflash_jax.metrics import draft_trials, expected_length
+from dflash_jax.plain import NoDrafter
+from dflash_jax.protocols import Drafter, Params
+from dflash_jax.settings import GREEDY
+from dflash_jax.shapes import Array, Float, Int
+from dflash_jax.speculate import SpecState
+
+SEGMENT = 12
+"""Drafted rounds between two decisions."""
+
+PROBE = 2
+"""Rounds of a probe: drafting again after a while of plain decoding."""
+
+FIRST_REST, LONGEST_REST = 64, 512
+"""Plain rounds before a probe; twice as many after every one that was in vain."""
+
+MEASURED = 8
+"""Rounds by which a block size's cost is measured at first."""
+
+PENDING = 64
+"""Most plain rounds of a segment: their features wait to be absorbed."""
+
+MEMORY = 0.9
+"""Weight of what was known of acceptance when a segment of new rounds comes in."""
+
+
+@dataclass
+class Controller:
+    """Chooses a block size; plain Python over numbers, kept from text to text.
+
+    Attributes:
+        costs: block size -> seconds of a round, 1 being plain decoding. Measured anew with every segment.
+        stood, tried: per draft place, see :func:`~dflash_jax.metrics.draft_trials`, older rounds weighing less.
+        rest: plain rounds still to go before the next probe; ``pause``: how many there will be after a vain one.
+    """
+
+    costs: dict[int, float]
+    stood: np.ndarray = field(init=False)
+    tried: np.ndarray = field(init=False)
+    rest: int = 0
+    pause: int = FIRST_REST
+
+    def __post_init__(self) -> None:
+        self.stood, self.tried = np.zeros((2, max(self.costs) - 1))
+
+    def best(self) -> int:
+        """The block size of most expected tokens per second. A place that was never tried is taken to be as good as
+        the drafts before it on the whole; without any trial all are."""
+        known = self.stood.sum() / self.tried.sum() if self.tried.sum() else 1.0
+        rates = np.where(self.tried > 0, self.stood / np.maximum(self.tried, 1e-9), known)
+        return max(self.costs, key=lambda size: expected_length(rates, size) / self.costs[size])
+
+    def next(self) -> tuple[int, int]:
+        """Block size and number of rounds of the next segment."""
+        if self.rest > 0:
+            return 1, min(self.rest, PENDING)
+        best = self.best()
+        if best > 1:
+            return best, SEGMENT if self.tried.sum() else PROBE
+        return max(self.costs), PROBE
+
+    def saw(self, size: int, counts: np.ndarray, accepted: np.ndarray, seconds: float | None) -> None:
+        """Take in a segment: its ledger ``[B, rounds]``, and how long it took (None: unknown)."""
+        rounds = counts.shape[1]
+        if seconds is not None and rounds:
+            self.costs[size] += 0.25 * (seconds / rounds - self.costs[size])
+        if size == 1:
+            self.rest = max(self.rest - rounds, 0)
+            return
+        keep = MEMORY ** min(rounds, SEGMENT)
+        stood, tried = draft_trials(counts, accepted, len(self.stood) + 1, np.full(counts.shape, size))
+        self.stood, self.tried = keep * self.stood + stood, keep * self.tried + tried
+        if self.best() > 1:
+            self.pause = FIRST_REST
+        else:
+            self.rest, self.pause = self.pause, min(2 * self.pause, LONGEST_REST)
+
+
+@struct.dataclass
+class Pending:
+    """Features ``[B U A D]`` of tokens heard by plain rounds, ``count`` int32 ``[B]`` of each row."""
+
+    features: jax.Array
+    count: jax.Array
+
+
+@dataclass(frozen=True)
+class Resting(NoDrafter):
+    """Plain decoding that lays features aside, so that drafting can go on later where it left off."""
+
+    def absorb(self, params: Params, features: Float[Array, "B T A D"], count: Int[Array, "B"], cache: Pending) -> Any:
+        """Keep the only token's features."""
+        slot = jnp.where(count > 0, cache.count, cache.features.shape[1])[:, None]
+        slot = jnp.pad(slot, ((0, 0), (0, 1)), constant_values=cache.features.shape[1])  # see cache.write
+        rows = jnp.arange(slot.shape[0])[:, None]
+        put = cache.features.at[rows, slot].set(jnp.pad(features, ((0, 0), (0, 1), (0, 0), (0, 0))), mode="drop")
+        return Pending(put, cache.count + count)
+
+
+@partial(jax.jit, static_argnames="drafter", donate_argnames="cache")
+def catch_up(drafter: Drafter, params: Params, cache: Any, pending: Pending) -> Any:
+    """The drafter's cache with all that waited."""
+    return drafter.absorb(params, pending.features, pending.count, cache)
+
+
+@dataclass(frozen=True)
+class AdaptiveDecoder:
+    """A decoder that picks the block size as it goes.
+
+    Args:
+        decoder: with its drafter; its block size is the largest that is tried.
+        sizes: further block sizes to choose from; 1, plain decoding, is always among them.
+        controllers: batch size -> what is known of it; kept from text to text.
+    """
+
+    decoder: Decoder
+    sizes: tuple[int, ...] = (2, 3, 4, 6)
+    controllers: dict[int, Controller] = field(default_factory=dict, compare=False)
+
+    @property
+    def block_sizes(self) -> list[int]:
+        largest = self.decoder.drafter.block_size
+        return sorted({1, largest, *(size for size in self.sizes if size < largest)})
+
+    @cached_property
+    def features(self) -> jax.ShapeDtypeStruct:
+        """Those of one token; traced once."""
+        target, params = self.decoder.target, self.decoder.params
+        tokens, cache = jax.ShapeDtypeStruct((1, 1), jnp.int32), jax.eval_shape(lambda: target.init_cache(1, 8, 4))
+        return jax.eval_shape(lambda *args: target.step(*args).features, params, tokens, cache)
+
+    def start(self, *args, **kwargs) -> SpecState:
+        """The decoder's."""
+        return self.decoder.start(*args, **kwargs)
+
+    def warm_up(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY) -> None:
+        """Compile every block size for these prompts, and measure what its rounds cost."""
+        costs = {}
+        for size in self.block_sizes:
+            run = _Run(self, self.start(prompts, max_new_tokens, stop, sampling))
+            run.segment(size, 1)
+            before = run.rounds
+            seconds = run.segment(size, before + MEASURED)
+            costs[size] = seconds / (run.rounds - before) if run.rounds > before else 1.0
+        self.controllers.setdefault(len(prompts), Controller(costs))
+
+    def generate(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY, logprobs=None) -> Generation:
+        """As :meth:`~dflash_jax.generate.Decoder.generate`. The first call for a batch size begins with
+        :meth:`warm_up`."""
+        if len(prompts) not in self.controllers:
+            self.warm_up(prompts, max_new_tokens, stop, sampling)
+        controller = self.controllers[len(prompts)]
+        started = time.perf_counter()
+        state = jax.block_until_ready(self.start(prompts, max_new_tokens, stop, sampling, logprobs))
+        first = time.perf_counter()
+        run, sizes = _Run(self, state), []
+        while not run.done:
+            size, count = controller.next()
+            before, programs = run.rounds, run_rounds._cache_size()
+            seconds = run.segment(size, before + count)
+            known = run_rounds._cache_size() == programs  # else it was compiled meanwhile
+            controller.saw(size, *run.ledger(before), seconds if known else None)
+            sizes += [size] * (run.rounds - before)
+        found = collect(run.state, ttft_s=first - started, decode_s=time.perf_counter() - first)
+        return replace(found, widths=np.array(sizes, np.int64))
+
+
+class _Run:
+    """One generation: its state, and the drafter's cache while that rests."""
+
+    def __init__(self, adaptive: AdaptiveDecoder, state: SpecState):
+        self.decoder, self.features, self.state = adaptive.decoder, adaptive.features, state
+        self.rounds, self.done = 0, bool(state.done.all())
+
+    def segment(self, size: int, until: int) -> float:
+        """Rounds of one block size; the seconds they took."""
+        decoder, started = self.decoder, time.perf_counter()
+        drafter, params = replace(decoder.drafter, block_size=size), decoder.draft_params
+        if size > 1:
+            self._advance(drafter, params, until)
+            return time.perf_counter() - started
+        context = self.state.draft_cache
+        self.state = self.state.replace(draft_cache=self._nothing_pending())
+        self._advance(Resting(), None, until)
+        seconds = time.perf_counter() - started
+        if not self.done:
+            context = catch_up(drafter, params, context, self.state.draft_cache)
+        self.state = self.state.replace(draft_cache=context)
+        return seconds
+
+    def _advance(self, drafter: Drafter, draft_params: Params, until: int) -> None:
+        decoder, rounds = self.decoder, jnp.asarray(until, jnp.int32)
+        self.state = run_rounds(decoder.target, drafter, decoder.rule, decoder.params, draft_params, self.state, rounds)
+        self.rounds, self.done = jax.device_get((self.state.rounds, self.state.done.all()))
+        self.rounds, self.done = int(self.rounds), bool(self.done)
+
+    def ledger(self, since: int) -> tuple[np.ndarray, np.ndarray]:
+        """Counts and accepted drafts of the rounds from ``since`` on."""
+        counts, accepted = jax.device_get((self.state.counts, self.state.accepted))
+        return counts[:, since : self.rounds], accepted[:, since : self.rounds]
+
+    def _nothing_pending(self) -> Pending:
+        rows = self.state.done.shape[0]
+        shape = (rows, PENDING, *self.features.shape[2:])
+        return Pending(jnp.zeros(shape, self.features.dtype), jnp.zeros(rows, jnp.int32))

@@ -1,0 +1,89 @@
+"""All findings of one call of ablate_accept, and its machine-readable twins."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from checkpoints.safetensors_file import write_text
+from dflash_jax.rules import ACCEPT
+from experiments.laboratory.arguments import Args
+from experiments.laboratory.measure import Findings
+from experiments.laboratory.rows import Row, best_lossless
+from experiments.machine import Machine
+from experiments.report import finite
+
+MAY_MISS = ("proof", "total_variation", "kl", "not_argmax")
+"""Fields of a row that are None where they are not measured; other fields that are null were nan."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """``args`` are settled, ``command`` repeats them; ``left_out`` says which rules have no row of their own."""
+
+    command: str
+    args: Args
+    left_out: tuple[str, ...]
+    machine: Machine
+    findings: tuple[Findings, ...]
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for one in self.findings for row in one.rows]
+
+
+def payload(study: Study) -> dict[str, Any]:
+    """The study as JSON values; what is not defined is null."""
+    args = study.args
+    same = ("max_new_tokens", "repeats", "top_k", "top_p", "min_p", "seed", "dtype", "quick")
+    blocks = [{name: value for name, value in asdict(one).items() if name != "rows"} for one in study.findings]
+    return finite(
+        {
+            "command": study.command,
+            **{name: getattr(args, name) for name in same},
+            "machine": asdict(study.machine),
+            "rules": {
+                name: dict(lossless=rule.lossless, pathwise=rule.pathwise, parameters=asdict(rule))
+                for name, rule in ACCEPT.items()
+                if any(row.rule == name for row in study.rows)
+            },
+            "left_out": list(study.left_out),
+            "blocks": blocks,
+            "rows": [_labelled(row) for row in study.rows],
+            "best_lossless": [asdict(best) for best in best_lossless(study.rows)],
+        }
+    )
+
+
+def _labelled(row: Row) -> dict[str, Any]:
+    """Fields of a row; ``label`` is the word that the screen has for ``lossless``."""
+    values = asdict(row)
+    return {name: values[name] for name in ("pair", "rule")} | {"label": row.label} | values
+
+
+def row_from(values: dict[str, Any]) -> Row:
+    """A row as :func:`payload` wrote it."""
+    known = {field.name: values[field.name] for field in fields(Row)}
+    return Row(**{name: math.nan if value is None and name not in MAY_MISS else value for name, value in known.items()})
+
+
+def write_json(found: dict[str, Any], path: Path) -> None:
+    """Write under a temporary name, then rename: a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(found, indent=2) + "\n")
+
+
+def write_csv(rows: Sequence[Row], path: Path) -> None:
+    """A line per row under the names of its fields; what is not defined is empty."""
+    text = io.StringIO()
+    columns = list(_labelled(rows[0])) if rows else [field.name for field in fields(Row)]
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: "" if value is None else value for name, value in finite(_labelled(row)).items()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, text.getvalue())

@@ -1,0 +1,232 @@
+"""Which block size is fastest: predicted from one run at the trained block, then measured, block by block.
+
+Examples:
+
+    python -m experiments.sweep_block                                   # shipped pair, blocks 2 to the trained one
+    python -m experiments.sweep_block --quick                           # every shipped pair, a first look
+    python -m experiments.sweep_block --pair all --max-samples 16 --json sweep.json --plots plots
+    python -m experiments.sweep_block --block-sizes 4 8 16 --temperature 1 --rule block
+
+The blocks are 2, 3, ... up to the one the drafter was trained at (--quick: 2, 4, ...), unless --block-sizes names
+others.
+
+Prediction: a run at the trained block P gives P(draft i stands | all before it stood) and the parts of a round. A block
+of b tokens then delivers 1 + sum of products of the first b - 1 rates, and a round of it costs
+
+    round(b) = round(P) - verify(P) + step + (verify(P) - step) (b - 1) / (P - 1)
+
+with step the time of one token: the verification linear in its width, the draft and the rest unchanged. Larger blocks
+than P are measured and not predicted, because nothing is known of their last drafts. The prediction knows no stop and
+no budget, which cut a text's last round. Speeds are medians; a speedup is against plain decoding in the same process,
+in turn (see experiments.run_spec).
+"""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from checkpoints.safetensors_file import write_text
+from dflash_jax.rules import ACCEPT
+from experiments import machine, run_spec
+from experiments.arguments import Args, command, rule_of, sampling_of
+from experiments.compilation import use_compilation_cache
+from experiments.definitions import LABEL, wrapped
+from experiments.laboratory.arguments import SweepArgs, for_one_block, settled
+from experiments.laboratory.plan import check_outputs, pairs_of, prepare_pair
+from experiments.laboratory.sweep import Block, Sweep, block_of, predict
+from experiments.laboratory.tables import number
+from experiments.pair import Pair, inspect, load_pair
+from experiments.plan import Plan
+from experiments.progress import Waiting
+from experiments.refusals import refusals
+from experiments.report import Report, finite
+from experiments.summary import drawn, warnings
+from experiments.threads import pinned
+
+WIDTH = 120
+COLUMNS = ("block", "tok/verify", "predicted", "verified", "tok/s", "predicted", "plain", "speedup", "predicted")
+COLUMNS += ("verify", "union")
+SMALLEST = 2
+
+
+def prepare(args: SweepArgs) -> list[list[Plan]]:
+    """For every pair the plan at the trained block size, then those of the other sizes.
+
+    Args:
+        args: settled.
+
+    Raises:
+        ValueError: saying what is wrong and what to do.
+    """
+    check_outputs([args.json])
+    rule_of(_at_block(args, args.pair, None))
+    found = []
+    for pair in pairs_of(args):
+        (first,) = prepare_pair(args, pair, [None], args.temperature)
+        trained = inspect(first.folders.target, first.folders.draft, None).block_size
+        others = args.block_sizes or range(SMALLEST, trained, 2 if args.quick else 1)
+        found.append(prepare_pair(args, pair, [trained, *sorted(others)], args.temperature))
+    return found
+
+
+def _at_block(args: SweepArgs, pair: str | None, size: int | None) -> Args:
+    """run_spec's arguments for one block size."""
+    return replace(for_one_block(args, pair, size, args.temperature), rule=args.rule, json=None, plots=None)
+
+
+def sweep(args: SweepArgs, plans: list[Plan], waiting: Waiting) -> tuple[Sweep, list[str]]:
+    """Measure one pair at every size, the trained one first. Returns it, and what a reader should be warned of.
+
+    Raises:
+        ValueError: if the first text has nothing to verify.
+    """
+    first, one = plans[0], _at_block(args, args.pair, None)
+    with waiting.on(f"loading {' + '.join(first.folders.names)}"):
+        plain_rule = ACCEPT["greedy" if sampling_of(one).greedy else "match"]
+        rules = dict(rule=rule_of(one), plain_rule=plain_rule)
+        pair = load_pair(first.folders, first.tokenizer, dtype=args.dtype, experts=args.experts, **rules)
+    reports = [_measure(args, plan, pair, waiting) for plan in plans]
+    trained, words = reports[0], [words for report in reports for words in warnings(report)]
+    blocks = [block_of(report, predict(trained, report.block_size)) for report in reports]
+    return (
+        Sweep(
+            names=pair.names,
+            family=pair.family,
+            trained=trained.block_size,
+            prompts=len(first.rows),
+            prompt_hash=trained.speculative.conditions.prompts,
+            sampling=drawn(trained.speculative.conditions),
+            conditional=tuple(trained.conditional.tolist()),
+            costs=trained.costs,
+            round_s=trained.round_s,
+            blocks=tuple(sorted(blocks, key=lambda block: block.size)),
+        ),
+        list(dict.fromkeys(words)),
+    )
+
+
+def _measure(args: SweepArgs, plan: Plan, pair: Pair, waiting: Waiting) -> Report:
+    size = plan.folders.block_size
+    sized = replace(pair, drafter=replace(pair.drafter, block_size=size))
+    waiting.console.print(f"{pair.names[0]}, block {size}:")
+    report = run_spec.measure(_at_block(args, args.pair, size), plan, sized, waiting)
+    if report.costs is None or report.speedup is None:
+        raise ValueError(
+            f"{pair.names[0]}: the text ends with its first token, nothing is verified; take other prompts"
+        )
+    return report
+
+
+def show(found: Sweep, args: SweepArgs, console: Console) -> None:
+    """A line per block size, and which one is fastest."""
+    console.print(
+        f"{' + '.join(found.names)}, trained at block {found.trained}, {found.sampling}, rule "
+        f"{rule_of(_at_block(args, None, None)).name}, {found.prompts} prompts of at most {args.max_new_tokens} tokens",
+        markup=False,
+    )
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for name in COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    for block in found.blocks:
+        table.add_row(*cells(block))
+    console.print(table)
+    console.print(wrapped(f"{'fastest':<{LABEL}}", verdict(found)), markup=False)
+
+
+def cells(block: Block) -> list[str]:
+    """A block's columns."""
+    return [
+        str(block.size),
+        number(block.length, ".2f"),
+        number(block.predicted_length, ".2f"),
+        f"{block.verified_tokens}/{block.verifies}",
+        number(block.tok_s[0], ".0f"),
+        number(block.predicted_tok_s, ".0f"),
+        number(block.plain_tok_s, ".0f"),
+        f"{block.speedup[0]:.2f}x ({block.speedup[1]:.2f}-{block.speedup[2]:.2f})",
+        number(block.predicted_speedup, ".2f", "x"),
+        f"{block.verify_ratio:.2f}x",
+        number(block.union, ".2f"),
+    ]
+
+
+def verdict(found: Sweep) -> str:
+    """Predicted against measured, in words."""
+    best, guess = found.measured, found.predicted
+    text = f"measured block {best.size} ({best.speedup[0]:.2f}x)"
+    if guess is None:
+        return f"{text}; none was predicted"
+    lost = "the same" if guess.size == best.size else f"it measures {guess.speedup[0]:.2f}x, {found.loss:.0%} less"
+    return f"{text}, predicted block {guess.size} ({guess.predicted_speedup:.2f}x): {lost}"
+
+
+def payload(sweeps: list[Sweep], args: SweepArgs, line: str) -> dict[str, Any]:
+    """The sweeps as JSON values; what is not defined is null."""
+    same = ("max_new_tokens", "repeats", "temperature", "top_k", "top_p", "min_p", "seed", "dtype", "quick")
+    return finite(
+        {
+            "command": line,
+            "rule": rule_of(_at_block(args, None, None)).name,
+            **{name: getattr(args, name) for name in same},
+            "machine": asdict(machine.describe()),
+            "pairs": {
+                found.names[0]: asdict(found)
+                | dict(measured_best=found.measured.size, predicted_best=found.predicted and found.predicted.size)
+                | dict(loss=found.loss)
+                for found in sweeps
+            },
+        }
+    )
+
+
+def write_json(found: dict[str, Any], path: Path) -> None:
+    """Write under a temporary name, then rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(found, indent=2) + "\n")
+
+
+def main(given: SweepArgs) -> list[Sweep]:
+    """Parse -> prepare -> load -> measure -> publish."""
+    use_compilation_cache()
+    args, waiting, line = settled(given), Waiting(given.quiet), command(given, "experiments.sweep_block")
+    with refusals():
+        plans = prepare(args)
+    with pinned(plans[0][0].cpus), refusals():
+        results = [sweep(args, each, waiting) for each in plans]
+        found = payload([one for one, _ in results], args, line)
+    console = Console(width=WIDTH, highlight=False)
+    threads, quick = found["machine"]["threads"], "   QUICK: a first look" if args.quick else ""
+    console.print(
+        f"{'block sizes':<{LABEL}}{args.dtype}   {found['machine']['device']}, {threads} thread(s)   repeats "
+        f"{args.repeats}   seed {args.seed}{quick}\n",
+        markup=False,
+    )
+    for one, words in results:
+        show(one, args, console)
+        for each in words:
+            console.print(each, markup=False)
+        console.print()
+    console.print(
+        "predicted: from the run at the trained block; tok/s, speedup: median of the repeats, compile time excluded; "
+        "plain:\ntok/s of plain decoding in turn; verify: time of a verification / of a one-token step; union: experts "
+        "per layer",
+        markup=False,
+    )
+    console.print(f"{'reproduce':<{LABEL}}{line}", markup=False, soft_wrap=True)
+    if args.json is not None:
+        write_json(found, args.json)
+        print(f"{'written':<{LABEL}}{args.json}")
+    if args.plots is not None:
+        from experiments.laboratory.sweep_plot import plot_sweeps  # matplotlib takes a second to import
+
+        print(f"{'written':<{LABEL}}{plot_sweeps([one for one, _ in results], args, args.plots)}")
+    return [one for one, _ in results]
+
+
+if __name__ == "__main__":
+    main(tyro.cli(SweepArgs, prog="python -m experiments.sweep_block", description=__doc__))

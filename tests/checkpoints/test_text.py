@@ -1,0 +1,138 @@
+"""Text in, text out: stop strings wherever the rounds cut the text, streamed and not, and whole characters."""
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+
+from checkpoints.text import Piece, TextDecoder, until
+from dflash_jax.generate import Decoder
+from tests.support.oracle import ScriptedDrafter, script
+from tests.support.reciter import Reciter, byte_tokenizer
+
+TEXT = "The quick brown fox"
+
+
+def cut(text: str, places: tuple[int, ...]) -> list[str]:
+    """``text`` in pieces that end at the given places."""
+    ends = (0, *places, len(text))
+    return [text[start:end] for start, end in pairwise(ends) if end > start]
+
+
+def streamed(parts: list[str], *stops: str) -> list[str]:
+    return [piece.text for piece in until((Piece(part, True) for part in parts), stops)]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ["The quick ", "brown fox"],  # the stop lies inside one round, and more follows in it
+        ["The quick brow", "n fox"],  # over two rounds
+        list(TEXT),  # token by token
+        [TEXT],  # not streamed
+    ],
+)
+def test_B06_the_text_ends_before_the_stop_string(parts):
+    assert "".join(streamed(parts, "own f")) == "The quick br"
+
+
+def test_B06_every_way_to_cut_a_text_shows_the_same():
+    text, stops = "aabaab|aaba", ("aabaaa", "b|a", "ab|")
+    for count in range(4):
+        for places in combinations(range(1, len(text)), count):
+            parts = cut(text, places)
+            assert "".join(streamed(parts, *stops)) == "aaba", parts
+
+
+def test_B06_no_part_of_a_stop_string_is_shown_early():
+    assert streamed(["The quick br", "ow", "n", " ", "cat"], "own f") == ["The quick br", "own cat"]
+    assert streamed(["how", " now"], "own f") == ["h", "ow n", "ow"]
+
+
+def test_B06_an_unfinished_stop_string_is_shown_at_the_end():
+    assert "".join(streamed(["The quick br", "ow", "n"], "own f")) == "The quick brown"
+
+
+def test_B06_the_decoder_is_asked_no_further():
+    def pieces():
+        yield Piece("The quick brown fox", False)
+        raise AssertionError("a round after the stop string")
+
+    assert [piece.text for piece in until(pieces(), ("own f",))] == ["The quick br"]
+
+
+def test_without_stop_strings_the_pieces_pass_as_they_are():
+    assert streamed(["né ", "🎉", "漢字"]) == ["né ", "🎉", "漢字"]
+
+
+TOKENIZER = byte_tokenizer()
+
+
+def reciting(text: str, accept: list[list[int]], stop: tuple[str, ...], rows: int = 1, **options) -> TextDecoder:
+    """Decodes ``text`` from its first character on, in blocks of 8 whose drafts are right as often as scripted."""
+    ids = TOKENIZER.encode(text).ids
+    vocab = TOKENIZER.get_vocab_size()
+    knows = script([ids[1:]] * rows, [ids[:1]] * rows, accept)
+    decoder = Decoder(Reciter(tuple(ids), vocab), None, ScriptedDrafter(8, vocab), knows)
+    return TextDecoder(decoder, TOKENIZER, stop, **options)
+
+
+FOX = "The quick brown fox jumps over the lazy dog"
+ROUNDS = {
+    "inside a round, more accepted behind it": [[7]],
+    "over two rounds": [[6, 6, 7]],
+    "a token a round": [[0]],
+}
+
+
+@pytest.mark.parametrize("accept", ROUNDS.values(), ids=ROUNDS)
+class TestB06StopStringsOfADecoder:
+    def test_B06_streamed(self, accept) -> None:
+        texts = reciting(FOX, accept, ("own f",))
+        assert FOX[0] + "".join(piece.text for piece in texts.stream(FOX[0], 40)) == "The quick br"
+
+    def test_B06_not_streamed(self, accept) -> None:
+        (found,) = reciting(FOX, accept, ("own f", "lazy")).complete([FOX[0]], 40)
+        assert FOX[0] + found.text == "The quick br"
+        assert (found.finish, len(found.tokens)) == ("stop", len("he quick brown f"))
+
+    def test_B06_an_unfinished_stop_string_is_part_of_the_text(self, accept) -> None:
+        text = "The quick brown"
+        (found,) = reciting(text, accept, ("own f",)).complete([text[0]], len(text) - 1)
+        assert (text[0] + found.text, found.finish) == (text, "length")
+
+    def test_B03_tokens_behind_a_stop_string_count_nowhere(self, accept) -> None:
+        texts = reciting(FOX, accept, ("own f",))
+        ids = TOKENIZER.encode(FOX).ids
+        out = texts.generate([ids[:1]], 40, logprobs=1)
+        assert out.tokens == [ids[1 : len("The quick brown f")]]
+        assert out.counts.sum() == len(out.tokens[0]) - 1
+        assert ((out.counts > 0) == (out.accepted >= 0)).all()
+        assert out.logprobs[0].said.shape == (len(out.tokens[0]),)
+
+
+def test_B06_rows_end_on_their_own() -> None:
+    """A row whose stop string has come is done; the others go on, and a row that never says it runs to its budget."""
+    texts = reciting(FOX, [[7], [0], [3]], ("own f",), rows=3)
+    found = texts.complete([FOX[0]] * 3, [40, 40, 9])
+    assert [FOX[0] + row.text for row in found] == ["The quick br", "The quick br", "The quick "]
+    assert [row.finish for row in found] == ["stop", "stop", "length"]
+    out = texts.generate([TOKENIZER.encode(FOX[0]).ids] * 3, [40, 40, 9])
+    assert np.array_equal(out.counts.sum(1), [15, 15, 8])
+
+
+def test_a_stop_id_may_come_first() -> None:
+    (found,) = reciting(FOX, [[7]], ("own f",), stop_ids=(TOKENIZER.encode("k").ids[0],)).complete([FOX[0]], 40)
+    assert (FOX[0] + found.text, found.finish) == ("The quick", "stop")
+
+
+@pytest.mark.parametrize("accept", [[[7]], [[2, 5, 1]], [[0]]])
+def test_B62_streamed_characters_are_whole(accept) -> None:
+    text = "né 🎉漢字 👩‍💻!"
+    parts = [piece.text for piece in reciting(text, accept, ()).stream(text[0], 60 - 1)]
+    assert "".join(parts).startswith(text[1:]) and not any("\ufffd" in part for part in parts)
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="stop ''"):
+        reciting(FOX, [[7]], ("",))

@@ -1,0 +1,116 @@
+"""The switch of widths: what it chooses, what it costs a useless drafter, and that no token depends on it."""
+
+import numpy as np
+import pytest
+
+from dflash_jax.adaptive import LONGEST_REST, PENDING, PROBE, AdaptiveDecoder, Controller
+from dflash_jax.generate import Decoder
+from dflash_jax.rules import ACCEPT
+from dflash_jax.settings import SamplingParams
+from tests.support.drafters import tiny_drafter
+from tests.support.families import family
+from tests.support.texts import random_prompts
+
+COSTS = {1: 1.0, 2: 1.5, 4: 1.9, 8: 2.5}
+"""Rounds in plain steps, as on the shipped pairs."""
+
+
+def simulate(rates: list[float], tokens: int, costs=COSTS, seed: int = 0) -> tuple[float, dict[int, int], Controller]:
+    """Speed against plain decoding, rounds by block size: every draft stands with its place's rate."""
+    rng, controller = np.random.default_rng(seed), Controller(dict(costs))
+    said, seconds, used = 0, 0.0, dict.fromkeys(costs, 0)
+    while said < tokens:
+        size, rounds = controller.next()
+        stands = rng.random((rounds, size - 1)) < np.array(rates[: size - 1])
+        accepted = np.cumprod(stands, axis=1).sum(1)[None]
+        controller.saw(size, accepted + 1, accepted, costs[size] * rounds)
+        said, seconds, used[size] = (
+            said + int(accepted.sum()) + rounds,
+            seconds + costs[size] * rounds,
+            used[size] + rounds,
+        )
+    return said * costs[1] / seconds, used, controller
+
+
+class TestTheController:
+    def test_a_drafter_that_is_always_wrong_costs_at_most_a_twentieth(self) -> None:
+        for tokens in (128, 512, 4096):
+            speed, _, controller = simulate([0.0] * 7, tokens)
+            assert speed >= 0.95, tokens
+        assert controller.pause == LONGEST_REST
+
+    def test_it_finds_the_widest_block_of_a_good_drafter(self) -> None:
+        speed, used, _ = simulate([0.95] * 7, 2000)
+        assert speed > 2.0 and max(used, key=used.get) == 8
+
+    def test_it_finds_a_narrow_block_where_only_the_first_drafts_stand(self) -> None:
+        speed, used, _ = simulate([0.9, 0.8, 0.6, 0.05, 0.0, 0.0, 0.0], 4000)
+        assert speed > 1.0 and max(used, key=used.get) == 4
+
+    def test_it_comes_back_when_the_drafter_grows_good(self) -> None:
+        _, _, controller = simulate([0.0] * 7, 300)
+        for _ in range(12):
+            size, rounds = controller.next()
+            accepted = np.full((1, rounds), size - 1)
+            controller.saw(size, accepted + 1, accepted, COSTS[size] * rounds)
+        assert controller.best() == 8 and controller.next()[0] == 8
+
+    def test_costs_follow_the_clock(self) -> None:
+        controller = Controller(dict(COSTS))
+        for _ in range(30):
+            controller.saw(8, np.full((1, 4), 4), np.full((1, 4), 3), seconds=4 * 9.0)
+        assert controller.costs[8] == pytest.approx(9.0, rel=0.01)
+        assert controller.best() != 8
+
+    def test_an_unknown_time_changes_no_cost(self) -> None:
+        controller = Controller(dict(COSTS))
+        controller.saw(8, np.full((1, 4), 4), np.full((1, 4), 3), seconds=None)
+        assert controller.costs == COSTS
+
+    def test_a_controller_that_never_rests_would_fail(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Controller, "best", lambda self: 8)
+        assert simulate([0.0] * 7, 512)[0] < 0.95
+
+    def test_segments_fit_what_waits(self) -> None:
+        controller = Controller(dict(COSTS))
+        controller.rest = 10 * PENDING
+        assert controller.next() == (1, PENDING)
+        controller.rest = 0
+        assert controller.next() == (8, PROBE)
+
+
+SCHEDULE = [(8, 2), (1, 5), (3, 4), (1, PENDING), (2, 3), (8, 50)]
+
+
+class Scripted(Controller):
+    """Chooses by a list, over and over."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.turn = -1
+
+    def next(self) -> tuple[int, int]:
+        self.turn += 1
+        return SCHEDULE[self.turn % len(SCHEDULE)]
+
+
+def adaptive(chosen, drafter, params, rule) -> AdaptiveDecoder:
+    decoder = Decoder(chosen.target, chosen.params, drafter, params, rule=rule)
+    return AdaptiveDecoder(decoder, (2, 3), {2: Scripted({1: 1.0, 2: 1.0, 3: 1.0, 8: 1.0})})
+
+
+@pytest.mark.parametrize("name", ["gpt_oss-split", "qwen3_5_moe-solve"])
+@pytest.mark.parametrize("rule", ["greedy", "match"])
+def test_no_token_depends_on_the_widths(name: str, rule: str) -> None:
+    """Through every change of width, plain segments included, the text is the plain one, and the drafter has heard
+    all of it: its last wide segment accepts what it accepts in a run that was wide all along."""
+    chosen = family(name)
+    prompts = random_prompts(chosen, (5, 17))
+    sampling = SamplingParams(temperature=0.9 if rule == "match" else 0.0, seed=3)
+    drafter, params = tiny_drafter("mixed", name)
+    decoder = adaptive(chosen, drafter, params, ACCEPT[rule])
+    found = decoder.generate(prompts, 90, sampling=sampling)
+    plain = Decoder(chosen.target, chosen.params, rule=ACCEPT[rule]).generate(prompts, 90, sampling=sampling)
+    assert found.tokens == plain.tokens
+    assert set(found.widths.tolist()) == {1, 2, 3, 8} and len(found.widths) == found.rounds
+    assert ((found.counts >= 1) & (found.counts <= found.widths) | (found.counts == 0)).all()

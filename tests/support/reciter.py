@@ -1,0 +1,48 @@
+"""A target that recites one text, whatever it hears, and a byte tokenizer to write that text with."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from dflash_jax.cache import Cache, step_positions
+from dflash_jax.protocols import StepOut
+
+
+@dataclass(frozen=True)
+class Reciter:
+    """After the token at position p comes ``text[p + 1]``; its hidden state is the position."""
+
+    text: tuple[int, ...]
+    vocab: int
+    mixture_layers: int = 0
+    experts: int = 0
+
+    def init_cache(self, batch: int, capacity: int, undo: int) -> Cache:
+        return Cache(length=jnp.zeros(batch, jnp.int32), layers=())
+
+    def embed(self, params, tokens: jax.Array) -> jax.Array:
+        return jnp.zeros((*tokens.shape, 1))
+
+    def step(self, params, tokens: jax.Array, cache: Cache) -> StepOut:
+        rows, width = tokens.shape
+        return StepOut(
+            hidden=step_positions(cache, width)[..., None].astype(jnp.float32),
+            features=jnp.zeros((rows, width, 0, 1)),
+            experts=jnp.zeros((rows, width, 0, 0), jnp.int32),
+            cache=cache.replace(length=cache.length + width),
+        )
+
+    def unembed(self, params, hidden: jax.Array) -> jax.Array:
+        after = jnp.minimum(hidden[..., 0].astype(jnp.int32) + 1, len(self.text) - 1)
+        return 10.0 * jax.nn.one_hot(jnp.array(self.text)[after], self.vocab)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
