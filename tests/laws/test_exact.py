@@ -21,7 +21,7 @@ from tests.support.exact import TOLERANCE, check_law, deviation
 from tests.support.loaded_dice import Round, of_probabilities, play
 from tests.support.tables import SETTINGS, Cases, all_cases, dyadic_cases, logits_of
 
-SHAPES = ((2, 3), (3, 0), (3, 2), (4, 1), (4, 3))
+SHAPES = ((2, 2), (3, 0), (3, 1), (4, 3))
 """Vocabulary and drafts."""
 
 LOSSLESS = [replace(rule, budget=3) if rule.budget else rule for rule in ACCEPT.values() if rule.lossless]

@@ -174,7 +174,7 @@ def _all_alike(rng, vocabulary, count, prefixes):
 
 
 KINDS: dict[str, tuple[Make, int]] = {
-    "random": (_random, 8),
+    "random": (_random, 5),
     "ties": (_ties, 1),
     "zeros": (_zeros, 2),
     "sure target": (_sure_target, 1),
