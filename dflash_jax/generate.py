@@ -109,7 +109,7 @@ class Decoder:
         hidden, vocabulary = self._row
         _check_ids(prompts, vocabulary)
         settings, seeds = self._settings(sampling, len(prompts))
-        if logprobs is not None and not 0 <= logprobs <= vocabulary:
+        if logprobs is not None and (isinstance(logprobs, bool) or not 0 <= logprobs <= vocabulary):
             raise ValueError(f"logprobs {logprobs}: 0 to {vocabulary} alternatives")
         capacity = bucket(int((lengths + budget).max()) + self.width)
         chunk = next((size for size in CHUNKS if size >= lengths.max()), CHUNKS[-1])

@@ -13,6 +13,8 @@ from dflash_jax import generate
 from dflash_jax.accept import Greedy, Match
 from dflash_jax.generate import FOREVER, Decoder
 from dflash_jax.nn import argmax
+from dflash_jax.plain import NoDrafter
+from dflash_jax.settings import SamplingParams
 from dflash_jax.tree import Tree
 from tests.support.drafters import tiny_drafter
 from tests.support.families import family
@@ -74,6 +76,27 @@ class TestB63NothingButShapesCompiles:
             list(decoder.stream(prompts, TOKENS, rounds_per_call=rounds))
         assert generate.run_rounds._cache_size() == before
 
+    def test_B63_seeds_temperatures_filters_and_greedy_rows_are_values(self) -> None:
+        rng, chosen = np.random.default_rng(0), family(NAME)
+        prompts = random_prompts(chosen, LENGTHS)
+        known = script(greedy(chosen, prompts, TOKENS + BLOCK), prompts, [[3, 0]])
+        decoder = Decoder(chosen.target, chosen.params, scripted(chosen, BLOCK), known, rule=Match())
+        decoder.generate(prompts, 8, sampling=SamplingParams(0.7, seed=1))
+        mixed = [SamplingParams(), SamplingParams(1.5, top_k=3), SamplingParams(1e-3, min_p=0.5), SamplingParams(5)]
+        with Compilations() as compiled:
+            before = [generate.begin._cache_size(), generate.run_rounds._cache_size()]
+            for one in (0, 1, 1.0, np.float32(1), np.int64(1)):
+                decoder.generate(prompts, 8, sampling=SamplingParams(one, top_p=one, min_p=one, seed=3))
+            for top_k in (-1, 0, 1, np.int32(5), 61, 10**6):
+                seeds = rng.integers(0, 2**64, 4, np.uint64)
+                rows = [SamplingParams(rng.uniform(0, 2), top_k, rng.uniform(), rng.uniform(), seed) for seed in seeds]
+                decoder.generate(prompts, 8, sampling=rows)
+            decoder.generate(prompts, 8, sampling=mixed)
+            decoder.generate(prompts, 8)
+            list(decoder.stream(prompts, 8, sampling=mixed[::-1], rounds_per_call=3))
+            assert [generate.begin._cache_size(), generate.run_rounds._cache_size()] == before
+        assert compiled.count == 0
+
     def test_B63_the_counter_can_count(self) -> None:
         with Compilations() as compiled:
             jax.jit(lambda x: x * 3 + 1)(np.arange(5)).block_until_ready()
@@ -96,15 +119,14 @@ def test_the_loop_needs_no_transfer() -> None:
     assert np.asarray(state.tokens)[:, :TOKENS].tolist() == [text[:TOKENS] for text in truth]
 
 
-def program_of(drafter, draft_params, rule=GREEDY) -> str:
-    """The optimised HLO of the rounds."""
+def lowered(drafter, draft_params, rule=GREEDY, logprobs: int | None = None) -> jax.stages.Lowered:
+    """The rounds, before they are compiled."""
     chosen = family(NAME)
     decoder = Decoder(chosen.target, chosen.params, drafter, draft_params, rule=rule)
-    state = decoder.start(random_prompts(chosen, LENGTHS), TOKENS)
-    lowered = generate.run_rounds.lower(
+    state = decoder.start(random_prompts(chosen, LENGTHS), TOKENS, logprobs=logprobs)
+    return generate.run_rounds.lower(
         decoder.target, drafter, decoder.rule, decoder.params, draft_params, state, jnp.asarray(FOREVER)
     )
-    return lowered.compile().as_text()
 
 
 def copied_shapes(program: str) -> set[str]:
@@ -114,7 +136,8 @@ def copied_shapes(program: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def program() -> str:
-    return program_of(*tiny_drafter("mixed", NAME))
+    """The optimised HLO of the rounds."""
+    return lowered(*tiny_drafter("mixed", NAME)).compile().as_text()
 
 
 class TestTheProgramOfTheRounds:
@@ -140,8 +163,9 @@ class TestTheProgramOfTheRounds:
     def test_greedy_rounds_draw_nothing(self, program: str) -> None:
         drawing = re.compile(r"rng|threefry|random_bits", re.IGNORECASE)
         assert not drawing.search(program)
-        drawn = program_of(*tiny_drafter("mixed", NAME), rule=Match())
-        assert drawing.search(drawn), "a rule that draws must show"
+        for logprobs in (None, 3):
+            assert not drawing.search(lowered(NoDrafter(), None, logprobs=logprobs).as_text())
+        assert drawing.search(lowered(NoDrafter(), None, Match()).as_text()), "a rule that draws must show"
 
     def test_the_search_for_loops_can_find_more(self) -> None:
         """A stacked mixture has a loop of its own over the experts in use."""

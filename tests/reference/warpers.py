@@ -38,7 +38,7 @@ def check_margins(logits: torch.Tensor, row: tuple[float, int, float, float], ke
 
 
 def build(_name: str, folder: Path) -> None:
-    """Logits without ties, the last ones of two positions at -inf, and their distribution under every row of settings."""
+    """Logits without ties, the last ones of two positions at -inf, and their distribution under every setting."""
     finite = torch.from_numpy(3 * stream(SEED, "logits").standard_normal((POSITIONS, VOCABULARY))).float().double()
     padding = torch.tensor([0] * (POSITIONS - 2) + [PADDING] * 2)
     logits = torch.where(torch.arange(VOCABULARY) < VOCABULARY - padding[:, None], finite, -torch.inf)

@@ -25,7 +25,7 @@ class Reciter:
     def embed(self, params, tokens: jax.Array) -> jax.Array:
         return jnp.zeros((*tokens.shape, 1))
 
-    def step(self, params, tokens: jax.Array, cache: Cache) -> StepOut:
+    def step(self, params, tokens: jax.Array, cache: Cache, tree=None) -> StepOut:
         rows, width = tokens.shape
         return StepOut(
             hidden=step_positions(cache, width)[..., None].astype(jnp.float32),
