@@ -48,7 +48,7 @@ def pair():
         **sizes,
     )
     drafter = DFlashDrafter(DFlash(config, dtype=DTYPE), BLOCK)
-    return target, target.init(jax.random.key(0)), drafter, drafter.init(jax.random.key(1))
+    return target, jax.jit(target.init)(jax.random.key(0)), drafter, jax.jit(drafter.init)(jax.random.key(1))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def text(pair):
 def test_continuations_are_the_targets_own_and_features_those_of_one_pass(pair, text):
     target, params, _, _ = pair
     tokens, features = text
-    out = target.step(params, tokens, target.init_cache(2, 20, 20))
+    out = jax.jit(target.step)(params, tokens, target.init_cache(2, 20, 20))
     own = jnp.argmax(target.unembed(params, out.hidden), -1)
     assert (own[:, 4:-1] == tokens[:, 5:]).all()
     np.testing.assert_allclose(features, out.features, atol=1e-12)
@@ -73,7 +73,8 @@ def test_B67_training_rows_equal_inference_rows(pair, text):
     target, params, drafter, draft_params = pair
     tokens, features = text
     anchors = jnp.array([[6, 11, 9], [14, 6, 7]], jnp.int32)
-    logits = block_logits(drafter, target, draft_params, params, tokens, features, anchors)
+    program = jax.jit(block_logits, static_argnums=(0, 1))
+    logits = program(drafter, target, draft_params, params, tokens, features, anchors)
     for row, column in ((0, 0), (0, 1), (1, 1)):
         anchor = int(anchors[row, column])
         context = features[row : row + 1, :anchor]
