@@ -8,10 +8,9 @@ Examples:
 
 Plain decoding, the fixed block of the drafter and adaptive decoding take turns prompt by prompt; speeds are ratios of
 summed decode time against plain decoding, with the least and the largest of the repeats. Each with the trained drafter,
-and with one that is always wrong: its weights are all alike, so that it proposes the same token everywhere. Rules are
-greedy, or
-at temperatures above 0 match: every text must be the plain one. What adaptive decoding knows of costs and acceptance is
-kept from text to text; it is measured anew for each drafter, before the timing.
+and with one that is always wrong: its weights are all alike, so that it proposes the same token everywhere. The rule is
+greedy, or at temperatures above 0 match: every text must be the plain one. What adaptive decoding knows of costs and
+acceptance is kept from text to text; it is measured anew for each drafter, before the timing.
 """
 
 from dataclasses import asdict, dataclass, replace
