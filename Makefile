@@ -2,6 +2,7 @@
 # make test       set everything up and run every test, on WORKERS=2 processes
 # make lint       style, import contracts
 # make reference  remake the PyTorch golden files in an environment of their own and compare
+# make notebooks  execute every notebook; UPDATE=1 rewrites the committed outputs
 
 VENV := .venv
 REFERENCE := .venv-reference
@@ -12,7 +13,7 @@ find_python = $(shell for p in $(1) $$(ls -d $$HOME/.pyenv/versions/$(2).*/bin/p
 PYTHON ?= $(or $(call find_python,python3.13 python3.12 python3,3.12,>= (3, 12)),$(call find_python,,3.13,>= (3, 12)))
 PYTHON311 ?= $(call find_python,python3.11 python3,3.11,== (3, 11))
 
-.PHONY: run test lint check reference setup clean
+.PHONY: run test lint check reference notebooks setup clean
 
 run: $(VENV)/.ready
 	$(VENV)/bin/python -m experiments.run_spec $(ARGS)
@@ -32,6 +33,13 @@ $(VENV)/.ready: pyproject.toml requirements.lock
 	@test -n "$(PYTHON)" || { echo "dflash_jax needs Python >= 3.12: install one, or name it with make PYTHON=/path/to/python3.12"; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[test]"
+	@touch $@
+
+notebooks: $(VENV)/.notebooks
+	$(VENV)/bin/python -m experiments.notebooks $(if $(UPDATE),--update) $(ARGS)
+
+$(VENV)/.notebooks: $(VENV)/.ready
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[notebooks]"
 	@touch $@
 
 reference: $(VENV)/.ready $(REFERENCE)/.ready

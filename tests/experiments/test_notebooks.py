@@ -1,0 +1,89 @@
+"""The committed notebooks: paired, executed, small. Executing them is `make notebooks`."""
+
+import jupytext
+import nbformat
+import pytest
+
+from experiments.notebooks.pairing import FOLDER, METADATA, faults, read_executed, read_source, sources
+
+every = pytest.mark.parametrize("source", sources(), ids=lambda source: source.stem)
+
+
+def test_there_are_five():
+    assert [source.name[:2] for source in sources()] == ["01", "02", "03", "04", "05"]
+    assert {file.stem for file in FOLDER.glob("*.ipynb")} == {source.stem for source in sources()}
+
+
+@every
+def test_pair_is_fresh_and_executed(source):
+    assert faults(source) == []
+    cells = [cell for cell in read_executed(source.with_suffix(".ipynb")).cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert sum("image/png" in output.get("data", {}) for cell in cells for output in cell.outputs) >= 2
+
+
+@every
+def test_opens_with_what_it_decides(source):
+    first = read_source(source).cells[0]
+    assert first.cell_type == "markdown"
+    assert "**After this notebook you can decide:**" in first.source
+
+
+@every
+def test_an_editor_that_saves_both_puts_nothing_of_its_own_into_the_source(source):
+    notebook = read_executed(source.with_suffix(".ipynb"))
+    saved = jupytext.writes(notebook, fmt="py:percent")
+    assert saved.split() == source.read_text(encoding="utf-8").split()  # but for blank lines between cells
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """A small pair without a fault."""
+    source = tmp_path / "01_small.py"
+    source.write_text("# %% [markdown]\n# Words\n\n# %%\nprint(1)\n")
+    notebook = read_source(source)
+    notebook.cells[1].outputs = [nbformat.v4.new_output("stream", name="stdout", text="1\n")]
+    nbformat.write(notebook, source.with_suffix(".ipynb"))
+    return source
+
+
+def rewrite(source, change):
+    executed = source.with_suffix(".ipynb")
+    notebook = nbformat.read(executed, as_version=4)
+    change(notebook)
+    nbformat.write(notebook, executed)
+
+
+def test_a_pair_without_fault(pair):
+    assert faults(pair) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda book: book.cells[1].update(source="print(2)"), "source of cell 2"),
+        (lambda book: book.cells.pop(), "has 1 cells"),
+        (lambda book: book.cells[1].update(outputs=[]), "no outputs"),
+        (lambda book: book.cells[1].outputs[0].update(name="stderr"), "error or a warning"),
+        (lambda book: book.cells[1].outputs[0].update(text="/home/someone/file.py"), "path of the machine"),
+        (lambda book: book.cells[1].outputs[0].update(text="long " * 100_000), "bytes, more than"),
+        (lambda book: book.metadata.update(kernelspec={"name": "other", "display_name": "Other"}), "metadata"),
+    ],
+)
+def test_faults_are_named(pair, change, words):
+    rewrite(pair, change)
+    assert any(words in fault for fault in faults(pair))
+
+
+def test_a_missing_half_is_named(pair):
+    pair.with_suffix(".ipynb").unlink()
+    assert faults(pair) == ["01_small.ipynb is missing"]
+
+
+def test_unknown_beginnings_are_refused():
+    with pytest.raises(ValueError, match="no notebook begins with '9'; there are 01_"):
+        sources(("9",))
+
+
+def test_metadata_names_no_version():
+    assert METADATA["language_info"] == {"name": "python"}
