@@ -29,6 +29,7 @@ against plain decoding of the same prompts, seeds and settings.
 
 from dataclasses import replace
 
+import jax
 import tyro
 
 from experiments import machine
@@ -53,7 +54,11 @@ def measure_pair(args: Args, plans: list[Plan], waiting: Waiting, cpus: list[int
     with refusals(), waiting.on(f"loading {' + '.join(folders.names)}"):
         pair = load_pair(folders, plans[0].tokenizer, dtype=args.dtype, experts=args.experts)
     sized = [replace(pair, drafter=replace(pair.drafter, block_size=plan.folders.block_size)) for plan in plans]
-    return [measure(args, plan, each, waiting, cpus) for plan, each in zip(plans, sized, strict=True)]
+    found = []
+    for plan, each in zip(plans, sized, strict=True):
+        found.append(measure(args, plan, each, waiting, cpus))
+        jax.clear_caches()  # a process that keeps every pair's programs runs out of memory maps (vm.max_map_count)
+    return found
 
 
 def publish(study: Study) -> None:

@@ -24,6 +24,7 @@ in turn (see experiments.run_spec).
 from dataclasses import asdict, replace
 from typing import Any
 
+import jax
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -90,6 +91,7 @@ def sweep(args: SweepArgs, plans: list[Plan], waiting: Waiting) -> tuple[Sweep, 
         rules = dict(rule=rule_of(one), plain_rule=plain_rule)
         pair = load_pair(first.folders, first.tokenizer, dtype=args.dtype, experts=args.experts, **rules)
     reports = [_measure(args, plan, pair, waiting) for plan in plans]
+    jax.clear_caches()  # a process that keeps every pair's programs runs out of memory maps (vm.max_map_count)
     trained, words = reports[0], [words for report in reports for words in warnings(report)]
     blocks = [block_of(report, predict(trained, report.block_size)) for report in reports]
     return (
