@@ -116,7 +116,7 @@ def with_stale_state(cache):
         if not isinstance(layer, Recurrence):
             return layer
         taps = target.config.memory.taps
-        state, window = recurrence.resume(layer, verified.length, taps)
+        state, window = recurrence.resume(layer, verified.length)
         return layer.replace(state=state, base=cache.length, rows=layer.rows.at[:, : taps - 1].set(window))
 
     return cache.replace(layers=tuple(map(stale, cache.layers)))

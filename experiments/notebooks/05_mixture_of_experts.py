@@ -61,8 +61,8 @@ class ByWidth:
     def mixture_layers(self) -> int:
         return self.target.mixture_layers * self.widths
 
-    def step(self, params, tokens, cache) -> StepOut:
-        out = self.target.step(params, tokens, cache)
+    def step(self, params, tokens, cache, tree=None) -> StepOut:
+        out = self.target.step(params, tokens, cache, tree)
         place = jnp.arange(tokens.shape[1])[:, None, None]
         first = [jnp.where(place < n, out.experts, out.experts[:, :1]) for n in range(1, self.widths + 1)]
         return out.replace(experts=jnp.concatenate(first, axis=2))
