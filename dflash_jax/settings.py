@@ -76,7 +76,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature <= GREEDY_BELOW
+        return bool(self.temperature <= GREEDY_BELOW)
 
     @classmethod
     def from_request(cls, request: Mapping[str, Any]) -> "SamplingParams":
