@@ -45,8 +45,6 @@ class WrongRejection(Rejection):
         drafts = dice.drafts(q)
         if self.fault == "raw q of a filtered draw":
             q = jax.nn.softmax(logits, axis=-1)
-        elif self.fault == "top-p missing in q only":
-            q = distribution(logits, without_top_p(sampling))
         return Draft(drafts, q)
 
     def __call__(self, dice, draft, logits, sampling) -> Verdict:
@@ -78,7 +76,7 @@ class WrongBlock(Block):
         kept = weight
         for at in range(count):
             ratio = jnp.where(theirs[:, at] > 0, mine[:, at] / theirs[:, at], 0)
-            weight = weight * ratio if self.fault == "weights above 1" else jnp.minimum(weight * ratio, 1)
+            weight = jnp.minimum(weight * ratio, 1)
             mass = excess(weight[:, None] * p[:, at + 1], q[:, at + 1]).sum(-1)
             chance = jnp.where(weight >= 1, 1, mass / (mass + 1 - weight))
             if self.fault == "chance without R" or at + 1 == count:
@@ -114,7 +112,6 @@ class WrongMatch(Match):
 
 FAULTS = [
     WrongRejection(fault="raw q of a filtered draw"),
-    WrongRejection(fault="top-p missing in q only"),
     WrongRejection(fault="top-p missing in p's chance"),
     WrongRejection(fault="argmax drafts, the whole softmax as q"),
     WrongRejection(fault="counts drafts after a rejection"),
@@ -122,7 +119,6 @@ FAULTS = [
     WrongRejection(fault="p instead of the residual"),
     WrongBlock(fault="chance without R"),
     WrongBlock(fault="residual without the weight"),
-    WrongBlock(fault="weights above 1"),
     WrongMatch(fault="draws again from p"),
     WrongMatch(fault="draws again from (p - q)+"),
 ]

@@ -1,0 +1,154 @@
+"""The shipped pairs' sampled text, by every rule, against the target's own distribution after every prefix of it.
+
+Rows of one batch have rules and settings of their own, greedy ones among them, and one rule divides by a wrong q. Each
+token said is a draw from a known distribution, so the mass of the likelier tokens, and of a random part of its own, is
+uniform in [0, 1): a chi-square test of equal parts, over all texts and positions of a rule. Seeds are fixed.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from checkpoints.load import load_drafter, load_target
+from dflash_jax.accept import Chain, Rejection
+from dflash_jax.generate import Decoder
+from dflash_jax.protocols import AcceptRule, Draft, Verdict
+from dflash_jax.rules import ACCEPT
+from dflash_jax.sampling import distribution
+from dflash_jax.settings import SamplingParams, packed
+from experiments.corpus import load_tokenizer
+from experiments.pair import PAIRS
+from experiments.prompts import read_rows
+
+PROMPT, ROWS, TOKENS, CALLS, PARTS = 12, 96, 3, 8, 6
+
+SETTINGS = (
+    SamplingParams(2.0),
+    SamplingParams(1.5, top_p=0.95),
+    SamplingParams(3.0, top_k=8),
+    SamplingParams(),
+)
+"""Hot: what the tiny targets say of a text they know is all but certain at 1, and no error could show."""
+
+
+@dataclass(frozen=True)
+class WrongQ(Rejection):
+    """Drafts are judged as if every token had been as likely as any other."""
+
+    name: ClassVar[str] = "wrong q"
+
+    def choose(self, dice, logits, sampling) -> Draft:
+        draft = super().choose(dice, logits, sampling)
+        return draft.replace(q=jnp.full_like(draft.q, 1 / draft.q.shape[-1]))
+
+
+@dataclass(frozen=True)
+class RuleOfEachRow(Chain):
+    """Row r is decoded by rule r modulo their number: all of them in one compiled loop."""
+
+    rules: tuple[AcceptRule, ...]
+    name: ClassVar[str] = "rule of each row"
+    lossless: ClassVar[bool] = True
+    pathwise: ClassVar[bool] = False
+    samples: ClassVar[bool] = True
+
+    def choose(self, dice, logits, sampling) -> Draft:
+        def with_q(draft: Draft) -> Draft:
+            return draft if draft.q is not None else draft.replace(q=jax.nn.one_hot(draft.tokens, logits.shape[-1]))
+
+        return _each_row([with_q(rule.choose(dice, logits, sampling)) for rule in self.rules])
+
+    def __call__(self, dice, draft, logits, sampling) -> Verdict:
+        return _each_row([rule(dice, draft, logits, sampling) for rule in self.rules])
+
+
+def _each_row(found: list):
+    def pick(*leaves: jax.Array) -> jax.Array:
+        rows = jnp.arange(leaves[0].shape[0])
+        return jnp.stack(leaves)[rows % len(leaves), rows]
+
+    return jax.tree.map(pick, *found)
+
+
+LOSSLESS = [rule for rule in ACCEPT.values() if rule.lossless and rule.samples and not rule.budget]
+"""A tree is as wide as its budget and cannot share a batch with chains; it says what plain decoding says."""
+
+PAIR_OF = {rule: ("tiny-gpt-oss", "tiny-qwen3.5-moe")[at % 2] for at, rule in enumerate([*LOSSLESS[::-1], WrongQ()])}
+"""rule -> the pair that decodes by it, one with a recurrent state among them: to compile all rules for all pairs takes
+minutes."""
+
+
+def rows_of(rules: int, call: int) -> list[SamplingParams]:
+    """Every setting for every rule."""
+    return [replace(SETTINGS[row // rules % len(SETTINGS)], seed=ROWS * call + row) for row in range(ROWS)]
+
+
+@functools.partial(jax.jit, static_argnames="target")
+def teacher_forced(target, params, tokens, sampling):
+    """``[B T V]`` what is drawn from after every prefix, in one forward of the whole text."""
+    out = target.step(params, tokens, target.init_cache(*tokens.shape, tokens.shape[1]))
+    return distribution(target.unembed(params, out.hidden), sampling)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What the rows of one rule said, in all calls, after the first token, for which there is no draft: of sampled rows
+    the mass ``[texts TOKENS-1]``, of greedy ones whether it was the argmax; drafts accepted in the first round."""
+
+    mass: np.ndarray
+    argmax: np.ndarray
+    accepted: np.ndarray
+
+    @property
+    def chance(self) -> float:
+        """Of so uneven a spread, if all parts of [0, 1) are equally likely."""
+        counts, expected = np.histogram(self.mass, PARTS, (0, 1))[0], self.mass.size / PARTS
+        return float(jax.scipy.stats.chi2.sf(((counts - expected) ** 2).sum() / expected, PARTS - 1))
+
+
+@functools.cache
+def texts_of(pair: str) -> dict[AcceptRule, Texts]:
+    """The texts of all rules that decode with a pair."""
+    rules = tuple(rule for rule, with_it in PAIR_OF.items() if with_it == pair)
+    folder, kind = PAIRS / pair, jnp.dtype("float32")
+    drafter, draft_params = load_drafter(f"{folder}-dflash", folder, dtype=kind)
+    target, params = load_target(folder, dtype=kind, taps=drafter.config.taps)
+    decoder = Decoder(target, params, drafter, draft_params, RuleOfEachRow(rules))
+    first = next(iter(read_rows(PAIRS / "tiny-gpt-oss" / "prompts.jsonl")))
+    prompt = load_tokenizer(folder).encode(first.text).ids[:PROMPT]
+    rng, calls = np.random.default_rng(0), []
+    for call in range(CALLS):
+        rows = rows_of(len(rules), call)
+        out = decoder.generate([prompt] * ROWS, TOKENS, sampling=rows)
+        said = np.array(out.tokens)
+        whole = np.concatenate([np.tile(prompt, (ROWS, 1)), said[:, :-1]], axis=1).astype(np.int32)
+        p = np.asarray(teacher_forced(target, params, whole, packed(rows)[0]), np.float64)[:, PROMPT - 1 :]
+        own = np.take_along_axis(p, said[..., None], axis=-1)
+        before = (p > own) | ((p == own) & (np.arange(p.shape[-1]) < said[..., None]))
+        mass = (np.where(before, p, 0).sum(-1) + rng.random(said.shape) * own[..., 0]) / p.sum(-1)
+        calls.append((mass, own[..., 0] == 1, out.accepted[:, 0], np.array([row.greedy for row in rows])))
+    mass, argmax, accepted, greedy = map(np.concatenate, zip(*calls, strict=True))
+    mine = [np.arange(len(mass)) % len(rules) == at for at in range(len(rules))]
+    return {
+        rule: Texts(mass[rows & ~greedy, 1:], argmax[rows & greedy], accepted[rows])
+        for rule, rows in zip(rules, mine, strict=True)
+    }
+
+
+@pytest.mark.parametrize("rule", LOSSLESS, ids=lambda rule: rule.name)
+def test_sampled_text_has_the_targets_law(rule) -> None:
+    texts = texts_of(PAIR_OF[rule])[rule]
+    assert texts.mass.size >= 350
+    assert texts.chance > 1e-3
+    assert texts.argmax.all()
+    assert texts.accepted.mean() > 0.1
+
+
+def test_a_wrong_q_is_noticed() -> None:
+    texts = texts_of(PAIR_OF[WrongQ()])[WrongQ()]
+    assert texts.chance < 1e-4
