@@ -22,9 +22,10 @@ def show(reports: Sequence[Report], console: Console | None = None) -> None:
     """Print the table, what its figures hold for, and every pair's warnings."""
     console = console or Console(width=WIDTH, highlight=False)
     first, facts = reports[0].speculative.conditions, reports[0].pair
-    rule = facts.rule if facts.lossless else f"{facts.rule} (LOSSY)"
+    rule = f"rule {facts.rule}{'' if facts.lossless else ' (LOSSY)'}, {drawn(first)}"
+    rule = "greedy" if facts.rule == "greedy" else rule
     table = Table(
-        title=f"{first.dtype}, batch {first.batch}, {first.device}, rule {rule}, {drawn(first)}: a row per pair",
+        title=f"{first.dtype}, batch {first.batch}, {first.device}, {rule}: a row per pair",
         box=None,
     )
     for name in COLUMNS:
