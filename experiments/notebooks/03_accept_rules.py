@@ -118,8 +118,9 @@ verified = [metrics.verifies(each.counts) for each in runs.values()]
 print(f"Figure 1. {min(verified)} to {max(verified)} verifications per bar. 1 would be plain decoding.")
 
 # %% [markdown]
-# At temperature 0 all lossless rules are one and the same: target and drafter are certain, a draw is the argmax. Above
-# 0 they part. The next cell says how, for this run.
+# At temperature 0 all lossless rules write one and the same text: target and drafter are certain, a draw is the argmax.
+# The chains take the same rounds to it, `tree` takes fewer and wider ones. Above 0 they part. The next cell says how, for
+# this run.
 
 # %%
 lossless = [name for name, rule in ACCEPT.items() if rule.lossless and rule.samples]
