@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from experiments import arguments
-from experiments.arguments import SHIPPED, Format, Rule, Split, Switch
+from experiments.arguments import SAMPLED_RULE, SHIPPED, Format, Rule, Split, Switch
 from experiments.pair import ALL_PAIRS
 
 ARG = tyro.conf.arg
@@ -85,7 +85,7 @@ class SweepArgs(Common):
     temperature: float = 0.0
     """0: greedy; above: tokens are drawn from softmax(logits / temperature)"""
     rule: Annotated[
-        Rule | None, ARG(metavar="RULE", help_behavior_hint="(default: greedy; at --temperature > 0 match)")
+        Rule | None, ARG(metavar="RULE", help_behavior_hint=f"(default: greedy; at --temperature > 0 {SAMPLED_RULE})")
     ] = None
     """accept rule"""
 

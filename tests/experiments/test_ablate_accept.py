@@ -249,7 +249,7 @@ def test_greedy_stands_for_the_rules_that_say_the_same():
 REFUSALS = {
     "greedy above 0": (dict(rules=("greedy",), temperatures=(0.0, 0.7)), ["--rules greedy", "0.7", "match"]),
     "no temperature": (dict(temperatures=()), ["--temperatures needs at least one"]),
-    "a negative temperature": (dict(temperatures=(-1.0,)), ["temperature -1.0", "0 or more"]),
+    "a negative temperature": (dict(temperatures=(-1.0,)), ["temperature -1.0", "a number from 0"]),
     "top_p": (dict(top_p=1.5), ["top_p 1.5"]),
     "block of one": (dict(block_sizes=(1,)), ["--block-size 1", "2 to 127"]),
     "one token": (dict(max_new_tokens=1), ["--max-new-tokens 1: at least 2"]),
