@@ -119,8 +119,7 @@ print(f"Figure 1. {min(verified)} to {max(verified)} verifications per bar. 1 wo
 
 # %% [markdown]
 # At temperature 0 all lossless rules write one and the same text: target and drafter are certain, a draw is the argmax.
-# The chains take the same rounds to it, `tree` takes fewer and wider ones. Above 0 they part. The next cell says how, for
-# this run.
+# The chains take the same rounds to it, `tree` takes fewer and wider ones. Above 0 they part. The next cell says how.
 
 # %%
 lossless = [name for name, rule in ACCEPT.items() if rule.lossless and rule.samples]
