@@ -79,6 +79,7 @@ def test_timed_drafts_are_the_drafter_s(timer, pair, prompt, text):
 
 def test_a_tree_s_verification_is_timed_at_its_own_width(pair, prompt, text):
     wide = StepTimer(replace(pair, rule=TreeMatch(11)).speculative, [prompt], [text], NEW, steps=2)
+    wide.turn()
     assert wide.costs().width == 12 == wide.blocks.shape[-1]
     assert wide._step(12).shape == (2, 1, 12)
 
