@@ -5,6 +5,7 @@ opinion is the row's distribution, at temperature 1 for greedy rows (a certainty
 What they give up is measured by ``python -m experiments.ablate_accept``.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,7 +22,7 @@ def opinion(logits: Float[Array, "B T V"], sampling: Sampling) -> Float[Array, "
     return distribution(logits, sampling.replace(temperature=jnp.where(sampling.greedy, 1, sampling.temperature)))
 
 
-class Relaxed(ArgmaxDrafts):
+class Relaxed(ArgmaxDrafts, ABC):
     """Accept while ``stands`` says so; then the target's own token."""
 
     lossless: ClassVar[bool] = False
@@ -34,8 +35,9 @@ class Relaxed(ArgmaxDrafts):
         own = dice.tokens(distribution(logits, sampling))
         return Verdict(accepted=accepted, token=jnp.take_along_axis(own, accepted[:, None], axis=1)[:, 0])
 
+    @abstractmethod
     def stands(self, p: Float[Array, "B drafts V"], tokens: Int[Array, "B drafts"]) -> Bool[Array, "B drafts"]:
-        raise NotImplementedError
+        """Whether each draft would do, the ones before it accepted."""
 
 
 @dataclass(frozen=True)
