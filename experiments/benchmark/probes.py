@@ -114,7 +114,7 @@ class RoundProbe:
         for step in range(timer.steps):
             one = slice(step, step + 1)
             timer.draft_cache, _ = draft_steps(
-                decoder.target, decoder.drafter, *weights, anchors[one], timer.features, timer.draft_cache
+                decoder.target, decoder.drafter, *weights, anchors[one], timer.features, timer.draft_cache, timer.width
             )
             timer.cache, said = target_steps(
                 decoder.target, decoder.params, timer.blocks[one], timer.cache, timer.width
