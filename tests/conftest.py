@@ -20,15 +20,17 @@ gc.set_threshold(100_000, 20, 20)  # tracing makes many objects and little garba
 
 PROGRAMS = pytest.StashKey[str]()
 
-ROUGHLY_COMPILED = ("models", "laws/test_chunk.py", "laws/test_rollback.py", "laws/test_store.py")
-"""Compiled without LLVM's optimisations, which cost a third of the time: many programs, each run a few times, that are
-compared with themselves on other inputs or, in float64, with a definition. All other tests, those of parity (where
-float32 rounds otherwise without them), of the loop, of whole texts, of low precision and of the program itself, see the
-compiler as it is."""
+ROUGHLY_COMPILED = ("models", "laws", "loop")
+EXACTLY_COMPILED = ("loop/test_widths.py", "loop/test_compilation.py", "loop/test_donation.py")
+"""Compiled without LLVM's optimisations, which cost a third of the time: many programs, each run a few times, most in
+float64, that are compared with themselves on other inputs or with a definition. All other tests see the compiler as it
+is: those of low precision and of what a program looks like, of parity (float32 rounds otherwise without them), of the
+shipped pairs and of the experiments."""
 
 
 def roughly(item: pytest.Item) -> bool:
-    return any(item.path.is_relative_to(Path(__file__).parent / place) for place in ROUGHLY_COMPILED)
+    within = item.path.relative_to(Path(__file__).parent)
+    return within.parts[0] in ROUGHLY_COMPILED and within.as_posix() not in EXACTLY_COMPILED
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -13,7 +13,7 @@ from dflash_jax.generate import Decoder
 from dflash_jax.rules import ACCEPT
 from dflash_jax.settings import SamplingParams
 from tests.support.drafters import tiny_drafter
-from tests.support.families import VARIANTS, family
+from tests.support.families import STEPS, family
 from tests.support.oracle import script
 from tests.support.texts import greedy, random_prompts, scripted
 
@@ -106,7 +106,7 @@ def plain(name: str):
     return decoder.generate(random_prompts(chosen, LENGTHS), TOKENS, sampling=SETTINGS)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", STEPS)
 def test_the_text_of_a_tree_is_the_plain_one(name: str) -> None:
     """Rows greedy and drawn, each its own path: for its seed every row says what plain decoding says."""
     found = texts(name, TreeMatch(12))

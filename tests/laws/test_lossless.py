@@ -11,7 +11,7 @@ from dflash_jax.accept import Greedy
 from dflash_jax.generate import Decoder
 from dflash_jax.protocols import Verdict
 from tests.support.drafters import tiny_drafter
-from tests.support.families import VARIANTS, Family, family
+from tests.support.families import STEPS, Family, family
 from tests.support.loop import trace_anew
 from tests.support.oracle import ALL, MaliciousDrafter, script
 from tests.support.texts import greedy, plain, random_prompts, scripted
@@ -49,7 +49,7 @@ def follows_its_script(out, accept: list[list[int]], block: int) -> None:
 
 
 @pytest.mark.parametrize("accept", SCRIPTS.values(), ids=SCRIPTS)
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", STEPS)
 def test_scripted_drafters(name: str, accept) -> None:
     chosen = family(name)
     out = check_lossless(chosen, scripted(chosen, 8), scripted_case(chosen, accept))

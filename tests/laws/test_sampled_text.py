@@ -17,8 +17,8 @@ from dflash_jax.accept import Match
 from dflash_jax.generate import Decoder
 from dflash_jax.sampling import Dice, Stream, distribution, seed_keys
 from dflash_jax.settings import GREEDY, SamplingParams, packed
-from tests.support.families import VARIANTS, Family, family
-from tests.support.loop import lightly_compiled, trace_anew  # noqa: F401  (a fixture of the whole module)
+from tests.support.families import STEPS, Family, family
+from tests.support.loop import trace_anew
 from tests.support.oracle import ALL, script
 from tests.support.texts import random_prompts, scripted
 
@@ -77,7 +77,7 @@ def check_pathwise(chosen: Family, block: int = BLOCK) -> None:
         assert accept != [[ALL]] or out.rounds == -(-(TOKENS - 1) // block), "all of each block stands"
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", STEPS)
 def test_B13_every_token_is_its_positions_draw(name: str) -> None:
     check_pathwise(family(name))
 

@@ -82,7 +82,7 @@ class TestTheController:
         assert controller.next() == (8, PROBE)
 
 
-SCHEDULE = [(8, 2), (1, 5), (3, 4), (1, PENDING), (2, 3), (8, 50)]
+SCHEDULE = [(8, 2), (1, 5), (3, 4), (1, PENDING), (8, 1), (3, 2), (8, 50)]
 
 
 class Scripted(Controller):
@@ -99,11 +99,10 @@ class Scripted(Controller):
 
 def adaptive(chosen, drafter, params, rule) -> AdaptiveDecoder:
     decoder = Decoder(chosen.target, chosen.params, drafter, params, rule=rule)
-    return AdaptiveDecoder(decoder, (2, 3), {2: Scripted({1: 1.0, 2: 1.0, 3: 1.0, 8: 1.0})})
+    return AdaptiveDecoder(decoder, (3,), {2: Scripted({1: 1.0, 3: 1.0, 8: 1.0})})
 
 
-@pytest.mark.parametrize("name", ["gpt_oss-split", "qwen3_5_moe-solve"])
-@pytest.mark.parametrize("rule", ["greedy", "match"])
+@pytest.mark.parametrize(("name", "rule"), [("gpt_oss-split", "greedy"), ("qwen3_5_moe-solve", "match")])
 def test_no_token_depends_on_the_widths(name: str, rule: str) -> None:
     """Through every change of width, plain segments included, the text is the plain one."""
     chosen = family(name)
@@ -114,7 +113,7 @@ def test_no_token_depends_on_the_widths(name: str, rule: str) -> None:
     found = decoder.generate(prompts, 90, sampling=sampling)
     plain = Decoder(chosen.target, chosen.params, rule=ACCEPT[rule]).generate(prompts, 90, sampling=sampling)
     assert found.tokens == plain.tokens
-    assert set(found.widths.tolist()) == {1, 2, 3, 8} and len(found.widths) == found.rounds
+    assert set(found.widths.tolist()) == {1, 3, 8} and len(found.widths) == found.rounds
     assert ((found.counts >= 1) & (found.counts <= found.widths) | (found.counts == 0)).all()
 
 

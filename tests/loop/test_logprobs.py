@@ -14,7 +14,7 @@ from dflash_jax.generation import Generation
 from dflash_jax.plain import NoDrafter
 from dflash_jax.settings import GREEDY, SamplingParams
 from tests.support.families import Family, family
-from tests.support.loop import lightly_compiled, trace_anew  # noqa: F401  (a fixture of the whole module)
+from tests.support.loop import trace_anew
 from tests.support.oracle import script
 from tests.support.texts import cut_at, random_prompts, scripted
 

@@ -16,6 +16,9 @@ NAMES = ("gpt_oss-split", "qwen3-untied", "qwen3_5_moe-solve", "glm4_moe", "glm4
 BLOCK, TOKENS = 8, 40
 LENGTHS = (5, 61, 17, 1)
 ACCEPT = ([7, 0, 3], [0, 0, 0], [1, 7, 1], [4, 4, 4])
+EVERY = list(itertools.permutations(range(4)))
+SQUARE = [(0, 1, 2, 3), (1, 3, 0, 2), (2, 0, 3, 1), (3, 2, 1, 0)]
+"""Every row in every slot, and after every other."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -28,7 +31,7 @@ class TestB25EveryRowIsItsSoloRun:
             speculate(chosen, [prompt], [text], [accept], max_new_tokens=TOKENS)
             for prompt, text, accept in zip(prompts, truth, ACCEPT, strict=True)
         ]
-        for order in itertools.permutations(range(4)):
+        for order in EVERY if name == NAMES[0] else SQUARE:
             pick = lambda items, order=order: [items[row] for row in order]  # noqa: E731
             out = speculate(chosen, pick(prompts), pick(truth), pick(ACCEPT), max_new_tokens=TOKENS)
             for place, row in enumerate(order):

@@ -17,7 +17,7 @@ from dflash_jax.protocols import AcceptRule
 from dflash_jax.settings import GREEDY, SamplingParams
 from tests.support.drafters import tiny_drafter
 from tests.support.families import Family, family
-from tests.support.loop import lightly_compiled, trace_anew  # noqa: F401  (a fixture of the whole module)
+from tests.support.loop import trace_anew
 from tests.support.oracle import ALL, script
 from tests.support.texts import cut_at, greedy, random_prompts, scripted
 

@@ -123,6 +123,10 @@ VARIANTS: dict[str, tuple[str, object, dict]] = {
 }
 """name -> (key of ``MODELS``, config, further fields of the module)."""
 
+STEPS = [name for name in VARIANTS if name not in ("gpt_oss-stacked", "gpt_oss-packed", "qwen3-tied")]
+"""Every family and every journal of a recurrent state: for laws of whole texts, which do not depend on how experts are
+stored or a head is tied. The laws of a step look at all variants."""
+
 assert {model_type for model_type, _, _ in VARIANTS.values()} == set(MODELS), "a family of MODELS has no tiny variant"
 
 

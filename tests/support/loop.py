@@ -1,6 +1,4 @@
-"""How tests compile the loop: traced anew for a mutation, lightly where a test compiles much and runs little."""
-
-from collections.abc import Iterator
+"""The loop traced anew, for a mutation."""
 
 import jax
 import pytest
@@ -20,11 +18,3 @@ def trace_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = jax.jit(fresh(generate.run_rounds), static_argnames=("target", "drafter", "rule"), donate_argnames="state")
     for name, program in {"hear": hear, "begin": begin, "run_rounds": rounds}.items():
         monkeypatch.setattr(generate, name, program)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def lightly_compiled() -> Iterator[None]:
-    """A module that imports this compiles in half the time; its programs run a few times slower."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
