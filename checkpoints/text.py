@@ -20,7 +20,10 @@ TOKENS_PER_LOOK = 16
 
 @dataclass(frozen=True)
 class Piece:
-    """``text`` of one or more tokens, whole characters only; ``drafted``: the token that completed it was a draft."""
+    """``text`` of one or more tokens, whole characters only; ``drafted``: the token that completed it was a draft.
+
+    Bytes that are no character stand as U+FFFD, but an unfinished character at the end of a text is not shown.
+    """
 
     text: str
     drafted: bool
@@ -71,18 +74,19 @@ class TextDecoder:
             ValueError: as :meth:`~dflash_jax.generate.Decoder.start`.
         """
         ids = [self.tokenizer.encode(prompt).ids for prompt in prompts]
-        out = self.generate(ids, max_new_tokens, self.stop_ids, sampling)
+        out = self.generate(ids, max_new_tokens, sampling=sampling)
         return [Completion(self.text_of(row), row, finish) for row, finish in zip(out.tokens, out.finish, strict=True)]
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """The decoded ids, up to the first stop string or a stop id at the end."""
+        """The decoded ids, up to the first stop string, a stop id at the end, or an unfinished character there."""
         said = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        text = self.tokenizer.decode(said, skip_special_tokens=False)
-        return text[: min((place for place in map(text.find, self.stop) if place >= 0), default=None)]
+        text = whole_characters(self.tokenizer, said)
+        return text[: first_stop(text, self.stop)]
 
     def generate(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY, logprobs=None) -> Generation:
-        """As :meth:`~dflash_jax.generate.Decoder.generate`, and rows also end with the token that completes a stop
-        string. Tokens behind it count nowhere."""
+        """As :meth:`~dflash_jax.generate.Decoder.generate`; rows also end with one of ``stop_ids``, or with the token
+        that completes a stop string. Tokens behind it count nowhere."""
+        stop = (*stop, *self.stop_ids)
         if not self.stop:
             return self.decoder.generate(prompts, max_new_tokens, stop, sampling, logprobs)
         rows = [_Watch(self.tokenizer, self.stop) for _ in prompts]
@@ -123,6 +127,7 @@ class _Watch:
     length: int | None = None
     heard: int = 0
     tail: str = ""
+    waiting: list[int] = field(default_factory=list)
     stream: DecodeStream = field(default_factory=lambda: DecodeStream(skip_special_tokens=False))
 
     def hear(self, ids: Sequence[int]) -> None:
@@ -130,8 +135,11 @@ class _Watch:
             if self.length is not None:
                 return
             self.heard += 1
-            self.tail += self.stream.step(self.tokenizer, token) or ""
-            if any(stop in self.tail for stop in self.stops):
+            self.waiting.append(token)
+            if text := self.stream.step(self.tokenizer, token):
+                self.tail, self.waiting = self.tail + text, []
+            begun = whole_characters(self.tokenizer, self.waiting)  # a string may end where a character begins
+            if first_stop(self.tail + begun, self.stops) is not None:
                 self.length = self.heard
             self.tail = self.tail[-max(map(len, self.stops)) :]
 
@@ -141,30 +149,33 @@ def stream_tokens(
 ) -> Iterator[tuple[int, bool]]:
     """Every token of one row as soon as its round is over, and whether it was an accepted draft."""
     state = decoder.start([prompt], max_new_tokens, stop, sampling)
-    token, done = jax.device_get((state.tokens[0, 0], state.done[0]))
-    yield int(token), False
-    sent, rounds = 1, 0
+    sent, rounds = int(state.delivered[0]), 0
+    if sent:
+        yield int(state.tokens[0, 0]), False
+    done = bool(state.done[0])
     while not done:
         rounds += 1
         state = decoder.advance(state, until=rounds)
-        tokens, done, count, accepted = jax.device_get(
-            (state.tokens[0], state.done[0], state.counts[0, rounds - 1], state.accepted[0, rounds - 1])
+        # whole arrays: an index of its own in every round would be a program of its own
+        (tokens,), (done,), (counts,), (accepted,) = jax.device_get(
+            (state.tokens, state.done, state.counts, state.accepted)
         )
-        for place in range(int(count)):
-            yield int(tokens[sent + place]), place < accepted
-        sent += int(count)
+        count = int(counts[rounds - 1])
+        for place in range(count):
+            yield int(tokens[sent + place]), place < accepted[rounds - 1]
+        sent += count
 
 
 def pieces(tokens: Iterator[tuple[int, bool]], tokenizer: Tokenizer) -> Iterator[Piece]:
     """The text of a token stream. A character that spans tokens waits for its last one; joined, the pieces are the
-    decoded text of the whole row."""
+    decoded text of the whole row, without an unfinished character at its end."""
     stream, ids, sent, drafted = DecodeStream(skip_special_tokens=False), [], "", False
     for token, drafted in tokens:
         ids.append(token)
         if text := stream.step(tokenizer, token):
             sent += text
             yield Piece(text, drafted)
-    whole = tokenizer.decode(ids, skip_special_tokens=False)
+    whole = whole_characters(tokenizer, ids)
     if len(whole) > len(sent):
         yield Piece(whole[len(sent) :], drafted)
 
@@ -177,8 +188,8 @@ def until(pieces: Iterator[Piece], stops: Sequence[str]) -> Iterator[Piece]:
     held, drafted = "", False
     for piece in pieces:
         held, drafted = held + piece.text, piece.drafted
-        if found := [place for place in map(held.find, stops) if place >= 0]:
-            if before := held[: min(found)]:
+        if (place := first_stop(held, stops)) is not None:
+            if before := held[:place]:
                 yield Piece(before, drafted)
             return
         keep = max((_started(held, stop) for stop in stops), default=0)
@@ -187,6 +198,18 @@ def until(pieces: Iterator[Piece], stops: Sequence[str]) -> Iterator[Piece]:
         held = held[len(held) - keep :]
     if held:
         yield Piece(held, drafted)
+
+
+def first_stop(text: str, stops: Sequence[str]) -> int | None:
+    """Where the stop string begins that is complete first (of two that end together, the longer): the same one however
+    the text comes in pieces. None if there is none."""
+    found = [(place + len(stop), place) for stop in stops if (place := text.find(stop)) >= 0]
+    return min(found)[1] if found else None
+
+
+def whole_characters(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The decoded ids without an unfinished character at their end."""
+    return tokenizer.decode(ids, skip_special_tokens=False).rstrip("\ufffd")
 
 
 def _started(text: str, stop: str) -> int:

@@ -44,31 +44,42 @@ PENDING = 64
 MEMORY = 0.9
 """Weight of what was known of acceptance when a segment of new rounds comes in."""
 
+PRIOR = 4
+"""Trials that a place is taken to have had with the drafts' rate on the whole: a place that is not tried any more tends
+to that rate, and so is tried again."""
+
+FORGETTING = 0.02
+"""Share by which a cost that a segment did not measure goes back to what was measured at first: a block size that was
+slow once is tried again."""
+
 
 @dataclass
 class Controller:
     """Chooses a block size; plain Python over numbers, kept from text to text.
 
     Attributes:
-        costs: block size -> seconds of a round, 1 being plain decoding. Measured anew with every segment.
+        costs: block size -> seconds of a round, 1 being plain decoding. Measured anew with every segment of that size;
+            ``first``: as they were given.
         stood, tried: per draft place, see :func:`~dflash_jax.metrics.draft_trials`, older rounds weighing less.
         rest: plain rounds still to go before the next probe; ``pause``: how many there will be after a vain one.
     """
 
     costs: dict[int, float]
+    first: dict[int, float] = field(init=False)
     stood: np.ndarray = field(init=False)
     tried: np.ndarray = field(init=False)
     rest: int = 0
     pause: int = FIRST_REST
 
     def __post_init__(self) -> None:
+        self.first = dict(self.costs)
         self.stood, self.tried = np.zeros((2, max(self.costs) - 1))
 
     def best(self) -> int:
-        """The block size of most expected tokens per second. A place that was never tried is taken to be as good as
-        the drafts before it on the whole; without any trial all are."""
-        known = self.stood.sum() / self.tried.sum() if self.tried.sum() else 1.0
-        rates = np.where(self.tried > 0, self.stood / np.maximum(self.tried, 1e-9), known)
+        """The block size of most expected tokens per second. A place that was hardly tried is taken to be as good as
+        drafts on the whole; without any trial all stand."""
+        known = (self.stood.sum() + 1) / (self.tried.sum() + 1)
+        rates = (self.stood + PRIOR * known) / (self.tried + PRIOR)
         return max(self.costs, key=lambda size: expected_length(rates, size) / self.costs[size])
 
     def next(self) -> tuple[int, int]:
@@ -84,8 +95,11 @@ class Controller:
         """Take in a segment: its ledger ``[B, rounds]``, and how long it took (None: unknown)."""
         rounds = counts.shape[1]
         if seconds is not None and rounds:
+            for other in self.costs.keys() - {size}:
+                self.costs[other] += FORGETTING * (self.first[other] - self.costs[other])
             weight = 1 - 0.75 ** (rounds / SEGMENT)
-            self.costs[size] += weight * (seconds / rounds - self.costs[size])
+            found = min(seconds / rounds, 2 * self.costs[size])  # a machine that stopped once is no block's cost
+            self.costs[size] += weight * (found - self.costs[size])
         if size == 1:
             self.rest = max(self.rest - rounds, 0)
             return
@@ -156,24 +170,24 @@ class AdaptiveDecoder:
         return self.decoder.start(*args, **kwargs)
 
     def warm_up(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY) -> None:
-        """Compile every block size for these prompts, and measure what its rounds cost.
+        """Compile every block size for these prompts, and measure what its rounds cost: with the caches that the text
+        will have, and on over its end as far as they reach.
 
         Raises:
-            ValueError: if the context limit leaves no room to measure plain decoding. Larger sizes for which it leaves
-                none are not chosen from.
+            ValueError: if they leave no room to measure plain decoding. Larger sizes for which they leave none are not
+                chosen from.
         """
-        enough, costs = (MEASURED + 1) * self.decoder.drafter.block_size, {}
-        if max_new_tokens is not None:
-            enough = np.maximum(max_new_tokens, enough).tolist()
+        costs, reach = {}, (MEASURED + 1) * self.decoder.drafter.block_size
         for size in self.block_sizes:
-            run = _Run(self, self.start(prompts, None if max_new_tokens is None else enough, (), sampling))
+            run = _Run(self, self.start(prompts, max_new_tokens, (), sampling))
+            run.go_on(reach)
             run.segment(size, 1)
             before = run.rounds
             seconds = run.segment(size, before + MEASURED)
             if run.rounds > before:
                 costs[size] = seconds / (run.rounds - before)
         if 1 not in costs:
-            raise ValueError("the prompts leave no room below the context limit to measure what a round costs")
+            raise ValueError("the caches have no room to measure what a round costs; ask for more tokens")
         self.controllers[len(prompts)] = Controller(costs)
 
     def generate(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY, logprobs=None) -> Generation:
@@ -188,13 +202,18 @@ class AdaptiveDecoder:
         run, sizes = _Run(self, state), []
         while not run.done:
             size, count = controller.next()
-            before, programs = run.rounds, run_rounds._cache_size()
+            before, programs = run.rounds, _programs()
             seconds = run.segment(size, before + count)
-            known = run_rounds._cache_size() == programs  # else it was compiled meanwhile
+            known = _programs() == programs  # else something was compiled meanwhile
             controller.saw(size, *run.ledger(before), seconds if known else None)
             sizes += [size] * (run.rounds - before)
         found = collect(run.state, ttft_s=first - started, decode_s=time.perf_counter() - first)
         return replace(found, widths=np.array(sizes, np.int64))
+
+
+def _programs() -> int:
+    """How many programs segments have compiled so far."""
+    return run_rounds._cache_size() + catch_up._cache_size()
 
 
 class _Run:
@@ -203,6 +222,14 @@ class _Run:
     def __init__(self, adaptive: AdaptiveDecoder, state: SpecState):
         self.decoder, self.features, self.state = adaptive.decoder, adaptive.features, state
         self.rounds, self.done = 0, bool(state.done.all())
+
+    def go_on(self, reach: int) -> None:
+        """Let every row say at least ``reach`` tokens, as far as its cache has room for them."""
+        state = self.state
+        room = state.tokens.shape[1] - self.decoder.width - state.cache.length
+        budget = jnp.maximum(state.ends.budget, jnp.minimum(reach, room).astype(jnp.int32))
+        self.state = state.replace(ends=state.ends.replace(budget=budget), done=jnp.copy(state.broken))
+        self.done = bool(state.broken.all())
 
     def segment(self, size: int, until: int) -> float:
         """Rounds of one block size; the seconds they took."""

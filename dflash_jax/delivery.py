@@ -56,10 +56,11 @@ def deliver(
     return kept.at[jnp.arange(said.shape[0])[:, None], slot].set(said, mode="drop")
 
 
-def unsound(logits: Float[Array, "B P V"], accepted: Int[Array, "B"]) -> Bool[Array, "B"]:
-    """Whether a token that would be said comes from logits without a finite largest: NaN or infinite."""
+def sound(logits: Float[Array, "B P V"]) -> Int[Array, "B"]:
+    """How many places come before the first whose largest logit is not finite, NaN or infinite: no token can be said
+    there."""
     sick = ~jnp.isfinite(jnp.max(logits, axis=-1))
-    return (sick & (jnp.arange(logits.shape[1]) <= accepted[:, None])).any(1)
+    return jnp.where(sick.any(1), jnp.argmax(sick, axis=1), logits.shape[1]).astype(jnp.int32)
 
 
 def no_logprobs(batch: int, room: int, alternatives: int, dtype: jnp.dtype) -> LogProbs:

@@ -1,8 +1,8 @@
 """The compiled loop and its host shell: prompts in, tokens out.
 
-Two programs are compiled per (batch, capacity, block size): one hears a chunk of the prompts, one runs rounds in a
-``lax.while_loop`` until every row is done or a number of rounds has passed. Prompt lengths, budgets, stop ids, seeds
-and accept counts are values, not shapes.
+Three programs are compiled per (batch, capacity, block size, rule): one hears a chunk of the prompts (again for its
+other length), one says the first tokens, one runs rounds in a ``lax.while_loop`` until every row is done or a number of
+rounds has passed. Prompt lengths, budgets, stop ids, seeds, settings and accept counts are values, not shapes.
 """
 
 import time
@@ -156,7 +156,7 @@ class Decoder:
         return run_rounds(self.target, self.drafter, self.rule, self.params, self.draft_params, state, until)
 
     def warm_up(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY) -> None:
-        """Compile all that these prompts need."""
+        """Compile all that these prompts need, if no log-probabilities are asked for."""
         jax.block_until_ready(self.advance(self.start(prompts, max_new_tokens, stop, sampling), until=1))
 
     def generate(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY, logprobs=None) -> Generation:
@@ -172,7 +172,8 @@ class Decoder:
     ) -> Generator[list[list[int]] | Generation, Sequence[bool] | None, None]:
         """Lists of new ids per row as they come, every ``rounds_per_call`` rounds; a :class:`Generation` at the end.
 
-        A caller may ``send`` back one bool per row: rows that end here, whatever they would still say.
+        A caller may ``send`` back one bool per row: rows that end here, whatever they would still say. Why is known to
+        the caller alone: ``finish`` has "length" for them.
         """
         started = time.perf_counter()
         state = self.start(prompts, max_new_tokens, stop, sampling, logprobs)

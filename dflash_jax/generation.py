@@ -16,7 +16,8 @@ class Generation:
 
     Attributes:
         tokens: delivered ids per row, the stop id included where one ended the row.
-        finish: per row, ``"stop"``, ``"length"``, or ``"broken"``: the target's logits were not numbers any more.
+        finish: per row, ``"stop"``, ``"length"`` (also of a row that the caller ended), or ``"broken"``: the target's
+            logits were not numbers any more. Its tokens are those before.
         seeds: per row, the seed that repeats it.
         counts: int ``[B, rounds]`` tokens delivered by each round, 0 once a row is done. The first token of a row
             comes from the prompt and belongs to no round.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from dflash_jax.cache import Cache, follow, rollback
-from dflash_jax.delivery import Ends, LogProbs, cut, deliver, extend, no_logprobs, unsound
+from dflash_jax.delivery import Ends, LogProbs, cut, deliver, extend, no_logprobs, sound
 from dflash_jax.protocols import AcceptRule, Draft, Drafter, Params, Target
 from dflash_jax.sampling import Dice, Sampling, seed_keys
 from dflash_jax.shapes import Array, Bool, Float, Int, Shaped, UInt
@@ -111,9 +111,8 @@ def first_token(
     logits = target.unembed(params, hidden)
     key = seed_keys(seeds)
     token = rule(Dice(key, cache.length), none, logits, sampling).token
-    count, ended = cut(token[:, None], jnp.ones(batch, jnp.int32), ends, zero)
-    broken = unsound(logits, zero)
-    count = jnp.where(broken, 0, count)
+    count, ended = cut(token[:, None], sound(logits), ends, zero)
+    broken = count == 0
     logprobs = None if alternatives is None else no_logprobs(batch, room, alternatives, logits.dtype)
     return SpecState(
         anchor=token,
@@ -154,21 +153,21 @@ def spec_step(
         cache = follow(cache, start, path)
     said = jnp.concatenate([said, state.anchor[:, None]], axis=1)  # last column: room for the bonus token
     said = said.at[jnp.arange(said.shape[0]), verdict.accepted].set(verdict.token)
-    count, ended = cut(said, verdict.accepted + 1, state.ends, state.delivered)
-    broken = unsound(logits, verdict.accepted) & ~state.done
-    still = state.done | broken
-    count = jnp.where(still, 0, count)
+    whole = sound(logits)
+    count, ended = cut(said, jnp.minimum(verdict.accepted + 1, whole), state.ends, state.delivered)
+    broken = (whole <= verdict.accepted) & ~ended & ~state.done
+    count = jnp.where(state.done, 0, count)
     return state.replace(
-        anchor=jnp.where(still, state.anchor, verdict.token),
+        anchor=jnp.where(state.done | broken, state.anchor, verdict.token),
         cache=rollback(cache, start + count),
         draft_cache=drafter.absorb(draft_params, features, count, state.draft_cache),
         tokens=deliver(state.tokens, said, count, state.delivered),
         delivered=state.delivered + count,
-        done=still | ended,
+        done=state.done | ended | broken,
         broken=state.broken | broken,
         counts=state.counts.at[:, state.rounds].set(count.astype(jnp.int8), mode="drop"),
         accepted=state.accepted.at[:, state.rounds].set(
-            jnp.where(still, -1, verdict.accepted).astype(jnp.int8), mode="drop"
+            jnp.where(count > 0, verdict.accepted, -1).astype(jnp.int8), mode="drop"
         ),
         union=state.union + distinct_experts(out.experts, ~state.done),
         rounds=state.rounds + 1,

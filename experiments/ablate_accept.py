@@ -29,7 +29,6 @@ against plain decoding of the same prompts, seeds and settings.
 
 from dataclasses import replace
 
-import jax
 import tyro
 
 from experiments import machine
@@ -39,9 +38,16 @@ from experiments.definitions import LABEL
 from experiments.laboratory import tables
 from experiments.laboratory.arguments import Args, settled
 from experiments.laboratory.measure import Findings, measure
-from experiments.laboratory.plan import check_outputs, left_out, names_of, prepare_rules, temperatures_of
+from experiments.laboratory.plan import (
+    check_outputs,
+    forget_programs,
+    left_out,
+    load,
+    names_of,
+    prepare_rules,
+    temperatures_of,
+)
 from experiments.laboratory.study import Study, payload, write_csv, write_json
-from experiments.pair import load_pair
 from experiments.plan import Plan
 from experiments.progress import Waiting
 from experiments.refusals import refusals
@@ -50,14 +56,12 @@ from experiments.threads import available_cpus, pinned
 
 def measure_pair(args: Args, plans: list[Plan], waiting: Waiting, cpus: list[int]) -> list[Findings]:
     """Load a pair once and measure it at every block size; compile on ``cpus``."""
-    folders = plans[0].folders
-    with refusals(), waiting.on(f"loading {' + '.join(folders.names)}"):
-        pair = load_pair(folders, plans[0].tokenizer, dtype=args.dtype, experts=args.experts)
+    pair = load(args, plans[0], waiting)
     sized = [replace(pair, drafter=replace(pair.drafter, block_size=plan.folders.block_size)) for plan in plans]
     found = []
     for plan, each in zip(plans, sized, strict=True):
         found.append(measure(args, plan, each, waiting, cpus))
-        jax.clear_caches()  # a process that keeps every pair's programs runs out of memory maps (vm.max_map_count)
+        forget_programs()
     return found
 
 

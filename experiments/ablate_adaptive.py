@@ -6,10 +6,11 @@ Examples:
     python -m experiments.ablate_adaptive --pair all --json adaptive.json
     python -m experiments.ablate_adaptive --temperature 1 --max-samples 16
 
-Plain decoding, the fixed block of the drafter and adaptive decoding take turns prompt by prompt; speeds are ratios of
-summed decode time against plain decoding, with the least and the largest of the repeats. Each with the trained drafter,
-and with one that is always wrong: its weights are all alike, so that it proposes the same token everywhere. The rule is
-greedy, or at temperatures above 0 match: every text must be the plain one. What adaptive decoding knows of costs and
+Plain decoding, a fixed block (the trained one unless --block-sizes names others) and adaptive decoding, which picks
+among 1 (plain), 2, 3, 4, 6 and that block, take turns prompt by prompt; speeds are ratios of summed decode time against
+plain decoding, with the least and the largest of the repeats. Each with the trained drafter, and with one that is
+almost always wrong: its weights are all alike, so that it proposes the same token everywhere. The rule is greedy, or at
+temperatures above 0 match: texts are the plain ones, up to rounding. What adaptive decoding knows of costs and
 acceptance is kept from text to text; it is measured anew for each drafter, before the timing.
 """
 
@@ -22,23 +23,29 @@ from rich.console import Console
 from rich.table import Table
 
 from dflash_jax.adaptive import AdaptiveDecoder
-from dflash_jax.rules import ACCEPT
-from experiments import machine, runs
-from experiments.arguments import command, sampling_of
-from experiments.compilation import use_compilation_cache
-from experiments.definitions import LABEL
-from experiments.laboratory.arguments import Common, for_one_block, settled
-from experiments.laboratory.plan import check_outputs, pairs_of, prepare_pair
-from experiments.laboratory.study import write_json
-from experiments.pair import Pair, inspect, load_pair
+from experiments import machine, run_spec, runs
+from experiments.agreement import Agreement
+from experiments.arguments import command, plain_rule_of, sampling_of
+from experiments.compilation import CompileWatch, use_compilation_cache
+from experiments.definitions import LABEL, wrapped
+from experiments.laboratory.arguments import Common, conditions, for_one_block, settled
+from experiments.laboratory.plan import forget_programs, load, pairs_of, prepare_pair, trained_block
+from experiments.laboratory.screen import close, head, ratio
+from experiments.pair import Pair
 from experiments.plan import Plan
 from experiments.progress import Waiting
 from experiments.refusals import refusals
 from experiments.report import finite, middle
+from experiments.summary import drawn
 from experiments.threads import pinned
 
 WRONG = 0.01
 """The value of every weight of the useless drafter."""
+
+NOTE = (
+    "fixed block, adaptive: speed over plain decoding's; tok/round: of adaptive decoding, plain rounds counted. Where\n"
+    "the drafter is useless, adaptive decoding still tries it now and then: a little below 1.00x is what that costs."
+)
 
 
 @dataclass(frozen=True)
@@ -51,18 +58,28 @@ class Args(Common):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One pair with one drafter. ``fixed`` and ``adaptive``: speed against plain decoding; ``rounds``: of adaptive
-    decoding, by block size."""
+    """One pair with one drafter.
+
+    Attributes:
+        fixed, adaptive: speed against plain decoding: median, least and largest of the repeats.
+        acceptance_length: tokens per adaptive round, plain ones counted; ``rounds``: their number by block size.
+        agreement: share of the adaptive texts that are the plain ones; ``ties``: how many part where rounding
+            explains it.
+    """
 
     pair: str
     drafter: str
     block_size: int
     prompts: int
+    sampling: str
     plain_tok_s: tuple[float, float, float]
     fixed: tuple[float, float, float]
     adaptive: tuple[float, float, float]
-    length: float
+    acceptance_length: float
     rounds: dict[str, int]
+    agreement: float
+    ties: int
+    warnings: tuple[str, ...]
 
 
 def prepare(args: Args) -> list[Plan]:
@@ -71,68 +88,84 @@ def prepare(args: Args) -> list[Plan]:
     Raises:
         ValueError: saying what is wrong and what to do.
     """
-    check_outputs([args.json])
-    if args.plots is not None:
-        raise ValueError(f"--plots {args.plots}: this experiment draws no picture; leave it out")
     plans = []
     for pair in pairs_of(args):
-        (first,) = prepare_pair(args, pair, [None], args.temperature)
-        trained = inspect(first.folders.target, first.folders.draft, None).block_size
-        plans += prepare_pair(args, pair, args.block_sizes or [trained], args.temperature)
+        sizes = args.block_sizes or [trained_block(args, pair, args.temperature)]
+        plans += prepare_pair(args, pair, sizes, args.temperature)
     return plans
 
 
 def measure(args: Args, plan: Plan, waiting: Waiting) -> list[Outcome]:
     """One pair, with its drafter and with the useless one."""
     one = for_one_block(args, args.pair, plan.folders.block_size, args.temperature)
-    rule = ACCEPT["greedy" if sampling_of(one).greedy else "match"]
-    with refusals(), waiting.on(f"loading {' + '.join(plan.folders.names)}"):
-        options = dict(dtype=args.dtype, experts=args.experts, rule=rule, plain_rule=rule)
-        pair = load_pair(plan.folders, plan.tokenizer, **options)
+    rule = plain_rule_of(sampling_of(one))
+    pair = load(args, plan, waiting, rule=rule, plain_rule=rule)
     wrong = replace(pair, draft_params=jax.tree.map(lambda leaf: leaf * 0 + WRONG, pair.draft_params))
     found = [_outcome(args, plan, each, name, waiting) for name, each in (("trained", pair), ("wrong", wrong))]
-    jax.clear_caches()  # a process that keeps every pair's programs runs out of memory maps (vm.max_map_count)
+    forget_programs()
     return found
 
 
 def _outcome(args: Args, plan: Plan, pair: Pair, name: str, waiting: Waiting) -> Outcome:
-    """Compile, then time in turn.
-
-    Raises:
-        RuntimeError: if a text is not the plain one.
-    """
+    """Compile, then time in turn, then hold every text against the plain one."""
     sampling = sampling_of(for_one_block(args, args.pair, None, args.temperature))
     decoders = {"plain": pair.plain, "fixed": pair.speculative, "adaptive": AdaptiveDecoder(pair.speculative)}
     with waiting.on(f"compiling ({pair.names[0]}, {name} drafter)"):
         for decoder in decoders.values():
             runs.warm_up(decoder, plan.batches, args.max_new_tokens, pair.stop, sampling)
     total = args.repeats * len(decoders) * len(plan.batches)
-    with waiting.through(f"timing {pair.names[0]}, {name} drafter", total) as step:
-        conditions = runs.conditions_of(pair, plan.batches, args.max_new_tokens, sampling)
+    with CompileWatch() as timed, waiting.through(f"timing {pair.names[0]}, {name} drafter", total) as step:
         found = runs.run_interleaved(
-            decoders, plan.batches, conditions, repeats=args.repeats, after_each=lambda name, _: step(name)
+            decoders,
+            plan.batches,
+            runs.conditions_of(pair, plan.batches, args.max_new_tokens, sampling),
+            repeats=args.repeats,
+            after_each=lambda name, _: step(name),
         )
     plain, adaptive = found["plain"], found["adaptive"]
-    if not plain.texts == found["fixed"].texts == adaptive.texts:
-        raise RuntimeError(f"{pair.names[0]}, {name} drafter: a text is not plain decoding's")
+    with waiting.on("comparing texts"):
+        settings = runs.settings_of(sampling, plan.batches)
+        agreed = {each: run_spec.agree(plan, pair, settings, plain, found[each]) for each in ("fixed", "adaptive")}
     sizes = [int(size) for repeat in adaptive.repeats for each in repeat for size in each.widths]
     return Outcome(
         pair=pair.names[0],
         drafter=name,
         block_size=pair.drafter.block_size,
         prompts=len(plan.rows),
+        sampling=drawn(plain.conditions),
         plain_tok_s=middle(plain.rates),
         fixed=middle(runs.speedups(plain, found["fixed"])),
         adaptive=middle(runs.speedups(plain, adaptive)),
-        length=float(adaptive.counts.sum() / max((adaptive.counts > 0).sum(), 1)),
+        acceptance_length=float(adaptive.counts.sum() / max((adaptive.counts > 0).sum(), 1)),
         rounds={str(size): sizes.count(size) for size in sorted(set(sizes))},
+        agreement=agreed["adaptive"].share,
+        ties=sum(each.tie for each in agreed["adaptive"].divergences),
+        warnings=tuple(what_is_wrong(f"{pair.names[0]}, {name} drafter", agreed, timed.programs)),
     )
 
 
-def show(found: list[Outcome], args: Args, console: Console) -> None:
+def what_is_wrong(where: str, agreed: dict[str, Agreement], programs: int) -> list[str]:
+    """What a reader should know before believing a line.
+
+    Args:
+        agreed: decoder -> its texts against the plain ones.
+        programs: compiled while timing.
+    """
+    found = [
+        f"{where}, {which}, prompt {each.prompt}, token {each.place}: {each.speculative} where plain decoding says "
+        f"{each.plain}, by a margin of {each.margin:.2g} that rounding cannot explain: do not trust this line"
+        for which, agreement in agreed.items()
+        for each in agreement.divergences
+        if not each.tie
+    ]
+    if programs:
+        found.append(f"{where}: {programs} programs were compiled while timing: the speeds are too low")
+    return found
+
+
+def show(found: list[Outcome], console: Console) -> None:
     """A line per pair and drafter."""
-    how = "greedy" if args.temperature == 0 else f"temperature {args.temperature:g}"
-    title = f"{how}, {found[0].prompts} prompts of at most {args.max_new_tokens} tokens, {args.repeats} repeats"
+    title = f"{found[0].sampling}, {found[0].prompts} prompts"
     table = Table(title=title, box=None, title_justify="left", padding=(0, 2, 0, 0))
     for name in ("pair", "drafter", "plain tok/s", "fixed block", "adaptive", "tok/round", "adaptive rounds by block"):
         table.add_column(name, no_wrap=True)
@@ -142,25 +175,25 @@ def show(found: list[Outcome], args: Args, console: Console) -> None:
             each.pair,
             each.drafter,
             f"{each.plain_tok_s[0]:.0f}",
-            f"{each.block_size}: {_ratio(each.fixed)}",
-            _ratio(each.adaptive),
-            f"{each.length:.2f}",
+            f"{each.block_size}: {ratio(each.fixed)}",
+            ratio(each.adaptive),
+            f"{each.acceptance_length:.2f}",
             " ".join(f"{size}:{count / every:.0%}" for size, count in each.rounds.items()),
         )
     console.print(table)
-
-
-def _ratio(value: tuple[float, float, float]) -> str:
-    return f"{value[0]:.2f}x ({value[1]:.2f}-{value[2]:.2f})"
+    same, ties = sum(round(each.agreement * each.prompts) for each in found), sum(each.ties for each in found)
+    every = sum(each.prompts for each in found)
+    console.print(f"{'agreement':<{LABEL}}{same}/{every} adaptive texts are the plain ones, {ties} part at ties")
+    for words in (words for each in found for words in each.warnings):
+        console.print(wrapped(f"{'warning':<{LABEL}}", words), markup=False)
 
 
 def payload(found: list[Outcome], args: Args, line: str) -> dict[str, Any]:
     """The outcomes as JSON values."""
-    same = ("max_new_tokens", "repeats", "temperature", "seed", "dtype")
     return finite(
         {
             "command": line,
-            **{name: getattr(args, name) for name in same},
+            **conditions(args),
             "machine": asdict(machine.describe()),
             "outcomes": [asdict(each) for each in found],
         }
@@ -175,12 +208,11 @@ def main(given: Args) -> list[Outcome]:
         plans = prepare(args)
     with pinned(plans[0].cpus):
         found = [each for plan in plans for each in measure(args, plan, waiting)]
-        written = payload(found, args, line)
-    show(found, args, Console(width=130, highlight=False))
-    print(f"{'reproduce':<{LABEL}}{line}")
-    if args.json is not None:
-        write_json(written, args.json)
-        print(f"{'written':<{LABEL}}{args.json}")
+        written, here = payload(found, args, line), machine.describe()
+    console = Console(width=130, highlight=False)
+    console.print("\n".join(head("adaptive", args, here)) + "\n", markup=False)
+    show(found, console)
+    close(console, NOTE, written, args.json)
     return found
 
 

@@ -163,7 +163,7 @@ def inspect(target: Path, draft: Path, block_size: int | None) -> Folders:
     trained = DFlashConfig.from_hf(read_config(draft)).block_size
     size = trained if block_size is None else block_size
     if not 2 <= size <= LARGEST_BLOCK:
-        raise ValueError(f"--block-size {size}: the anchor and at least one draft, 2 to {LARGEST_BLOCK}")
+        raise ValueError(f"a block of {size} tokens: expected the anchor and at least one draft, 2 to {LARGEST_BLOCK}")
     config = read_config(target)
     limit = config.get("max_position_embeddings")
     return Folders(target, draft, str(config.get("model_type")), size, None if limit is None else int(limit))

@@ -1,5 +1,6 @@
 """From arguments to a run with which nothing is wrong: every check that needs no weights, before any is read."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +45,8 @@ def prepare(args: Args) -> Plan:
         raise ValueError(f"--stream shows one row at a time: leave out --batch {args.batch}")
     if "" in args.stop:
         raise ValueError("--stop '': an empty string ends every text at once; give at least one character")
-    if args.json is not None and args.json.is_dir():
-        raise ValueError(f"--json {args.json} is a folder; expected a file")
-    if args.plots is not None and args.plots.is_file():
-        raise ValueError(f"--plots {args.plots} is a file; expected a folder")
+    check_output("--json", args.json)
+    check_output("--plots", args.plots, folder=True)
     rule_of(args)
     if args.adaptive and args.stop:
         raise ValueError("--adaptive decodes whole texts: leave out --stop")
@@ -65,6 +64,24 @@ def prepare(args: Args) -> Plan:
     shipped = SHIPPED_THREADS if pair else None
     cpus = first_cpus(shipped if args.threads is None else args.threads)
     return Plan(folders, tokenizer, chosen, batches(prompts, args.batch), len(rows), cpus)
+
+
+def check_output(flag: str, path: Path | None, *, folder: bool = False) -> None:
+    """Refuse, before anything is measured, an output that could not be written afterwards.
+
+    Raises:
+        ValueError: naming flag and path.
+    """
+    if path is None:
+        return
+    if path.exists() and path.is_dir() != folder:
+        is_a, expected = ("file", "folder") if folder else ("folder", "file")
+        raise ValueError(f"{flag} {path} is a {is_a}; expected a {expected}")
+    above = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if above != path and not above.is_dir():
+        raise ValueError(f"{flag} {path}: {above} is a file; expected a folder")
+    if not os.access(above, os.W_OK):
+        raise ValueError(f"{flag} {path}: {above} cannot be written to; name another place")
 
 
 def _block_size(args: Args) -> int | None:

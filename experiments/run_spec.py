@@ -22,10 +22,9 @@ from rich.console import Console
 from checkpoints.text import TextDecoder
 from dflash_jax.adaptive import AdaptiveDecoder
 from dflash_jax.generation import Generation
-from dflash_jax.rules import ACCEPT
 from dflash_jax.settings import SamplingParams
 from experiments import agreement, comparison, machine, runs, timing
-from experiments.arguments import Args, command, rule_of, sampling_of
+from experiments.arguments import Args, command, plain_rule_of, rule_of, sampling_of
 from experiments.compilation import CompileWatch, use_compilation_cache
 from experiments.definitions import LABEL, explanation
 from experiments.pair import ALL_PAIRS, Pair, check_target, known_pairs, load_pair
@@ -146,7 +145,7 @@ def run(args: Args, plan: Plan, waiting: Waiting) -> Report:
     """Load a pair and measure it."""
     with pinned(plan.cpus):
         with refusals(), waiting.on(f"loading {' + '.join(plan.folders.names)}"):
-            rules = dict(rule=rule_of(args), plain_rule=ACCEPT["greedy" if sampling_of(args).greedy else "match"])
+            rules = dict(rule=rule_of(args), plain_rule=plain_rule_of(sampling_of(args)))
             pair = load_pair(
                 plan.folders, plan.tokenizer, dtype=args.dtype, experts=args.experts, adaptive=args.adaptive, **rules
             )

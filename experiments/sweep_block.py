@@ -22,24 +22,23 @@ in turn (see experiments.run_spec).
 """
 
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
-import jax
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from dflash_jax.rules import ACCEPT
 from experiments import machine, run_spec
-from experiments.arguments import Args, command, rule_of, sampling_of
+from experiments.arguments import Args, command, plain_rule_of, rule_of, sampling_of
 from experiments.compilation import use_compilation_cache
 from experiments.definitions import LABEL, wrapped
-from experiments.laboratory.arguments import SweepArgs, for_one_block, settled
-from experiments.laboratory.plan import check_outputs, pairs_of, prepare_pair
-from experiments.laboratory.study import write_json
-from experiments.laboratory.sweep import Block, Sweep, block_of, predict
+from experiments.laboratory.arguments import SweepArgs, conditions, for_one_block, settled
+from experiments.laboratory.plan import forget_programs, load, pairs_of, prepare_pair, trained_block
+from experiments.laboratory.screen import close, head, ratio
+from experiments.laboratory.sweep import Block, BlockSweep, block_of, predict
 from experiments.laboratory.tables import number
-from experiments.pair import Pair, inspect, load_pair
+from experiments.pair import Pair
 from experiments.plan import Plan
 from experiments.progress import Waiting
 from experiments.refusals import refusals
@@ -51,6 +50,11 @@ WIDTH = 120
 COLUMNS = ("block", "tok/verify", "predicted", "verified", "tok/s", "predicted", "plain", "speedup", "predicted")
 COLUMNS += ("verify", "union")
 SMALLEST = 2
+NOTE = (
+    "predicted: from the run at the trained block; tok/s, speedup: median of the repeats, compile time excluded; "
+    "plain:\ntok/s of plain decoding in turn; verify: time of a verification / of a one-token step; union: experts "
+    "per layer\nthat a verification reads"
+)
 
 
 def prepare(args: SweepArgs) -> list[list[Plan]]:
@@ -62,13 +66,11 @@ def prepare(args: SweepArgs) -> list[list[Plan]]:
     Raises:
         ValueError: saying what is wrong and what to do.
     """
-    check_outputs([args.json])
     if rule_of(_at_block(args, args.pair, None)).budget:
         raise ValueError("--rule tree is as wide as its budget, whatever the block: use experiments.sweep_tree")
     found = []
     for pair in pairs_of(args):
-        (first,) = prepare_pair(args, pair, [None], args.temperature)
-        trained = inspect(first.folders.target, first.folders.draft, None).block_size
+        trained = trained_block(args, pair, args.temperature)
         others = args.block_sizes or range(SMALLEST, trained, 2 if args.quick else 1)
         found.append(prepare_pair(args, pair, [trained, *sorted(others)], args.temperature))
     return found
@@ -79,23 +81,17 @@ def _at_block(args: SweepArgs, pair: str | None, size: int | None) -> Args:
     return replace(for_one_block(args, pair, size, args.temperature), rule=args.rule, json=None, plots=None)
 
 
-def sweep(args: SweepArgs, plans: list[Plan], waiting: Waiting) -> tuple[Sweep, list[str]]:
-    """Measure one pair at every size, the trained one first. Returns it, and what a reader should be warned of.
-
-    Raises:
-        ValueError: if the first text has nothing to verify.
-    """
+def sweep(args: SweepArgs, plans: list[Plan], waiting: Waiting) -> tuple[BlockSweep, list[str]]:
+    """Measure one pair at every size, the trained one first. Returns it, and what a reader should be warned of."""
     first, one = plans[0], _at_block(args, args.pair, None)
-    with waiting.on(f"loading {' + '.join(first.folders.names)}"):
-        plain_rule = ACCEPT["greedy" if sampling_of(one).greedy else "match"]
-        rules = dict(rule=rule_of(one), plain_rule=plain_rule)
-        pair = load_pair(first.folders, first.tokenizer, dtype=args.dtype, experts=args.experts, **rules)
+    pair = load(args, first, waiting, rule=rule_of(one), plain_rule=plain_rule_of(sampling_of(one)))
     reports = [_measure(args, plan, pair, waiting) for plan in plans]
-    jax.clear_caches()  # a process that keeps every pair's programs runs out of memory maps (vm.max_map_count)
+    forget_programs()
     trained, words = reports[0], [words for report in reports for words in warnings(report)]
-    blocks = [block_of(report, predict(trained, report.block_size)) for report in reports]
+    with refusals():
+        blocks = [block_of(report, predict(trained, report.block_size)) for report in reports]
     return (
-        Sweep(
+        BlockSweep(
             names=pair.names,
             family=pair.family,
             trained=trained.block_size,
@@ -115,19 +111,20 @@ def _measure(args: SweepArgs, plan: Plan, pair: Pair, waiting: Waiting) -> Repor
     size = plan.folders.block_size
     sized = replace(pair, drafter=replace(pair.drafter, block_size=size))
     waiting.console.print(f"{pair.names[0]}, block {size}:")
-    report = run_spec.measure(_at_block(args, args.pair, size), plan, sized, waiting)
-    if report.costs is None or report.speedup is None:
-        raise SystemExit(
-            f"error: {pair.names[0]}: the text ends with its first token, nothing is verified; take other prompts"
-        )
-    return report
+    return run_spec.measure(_at_block(args, args.pair, size), plan, sized, waiting)
 
 
-def show(found: Sweep, args: SweepArgs, console: Console) -> None:
+def rule_label(args: SweepArgs) -> str:
+    """The rule's name, and what it does to the text if that is not nothing."""
+    rule = rule_of(_at_block(args, None, None))
+    return rule.name if rule.lossless else f"{rule.name} (LOSSY)"
+
+
+def show(found: BlockSweep, args: SweepArgs, console: Console) -> None:
     """A line per block size, and which one is fastest."""
     console.print(
         f"{' + '.join(found.names)}, trained at block {found.trained}, {found.sampling}, rule "
-        f"{rule_of(_at_block(args, None, None)).name}, {found.prompts} prompts of at most {args.max_new_tokens} tokens",
+        f"{rule_label(args)}, {found.prompts} prompts",
         markup=False,
     )
     table = Table(box=None, padding=(0, 1, 0, 0))
@@ -143,20 +140,20 @@ def cells(block: Block) -> list[str]:
     """A block's columns."""
     return [
         str(block.size),
-        number(block.length, ".2f"),
+        number(block.acceptance_length, ".2f"),
         number(block.predicted_length, ".2f"),
         f"{block.verified_tokens}/{block.verifies}",
         number(block.tok_s[0], ".0f"),
         number(block.predicted_tok_s, ".0f"),
         number(block.plain_tok_s, ".0f"),
-        f"{block.speedup[0]:.2f}x ({block.speedup[1]:.2f}-{block.speedup[2]:.2f})",
+        ratio(block.speedup),
         number(block.predicted_speedup, ".2f", "x"),
         f"{block.verify_ratio:.2f}x",
         number(block.union, ".2f"),
     ]
 
 
-def verdict(found: Sweep) -> str:
+def verdict(found: BlockSweep) -> str:
     """Predicted against measured, in words."""
     best, guess = found.measured, found.predicted
     text = f"measured block {best.size} ({best.speedup[0]:.2f}x)"
@@ -166,14 +163,15 @@ def verdict(found: Sweep) -> str:
     return f"{text}, predicted block {guess.size} ({guess.predicted_speedup:.2f}x): {lost}"
 
 
-def payload(sweeps: list[Sweep], args: SweepArgs, line: str) -> dict[str, Any]:
+def payload(sweeps: list[BlockSweep], args: SweepArgs, line: str) -> dict[str, Any]:
     """The sweeps as JSON values; what is not defined is null."""
-    same = ("max_new_tokens", "repeats", "temperature", "top_k", "top_p", "min_p", "seed", "dtype", "quick")
+    rule = rule_of(_at_block(args, None, None))
     return finite(
         {
             "command": line,
-            "rule": rule_of(_at_block(args, None, None)).name,
-            **{name: getattr(args, name) for name in same},
+            "rule": rule.name,
+            "lossless": rule.lossless,
+            **conditions(args),
             "machine": asdict(machine.describe()),
             "pairs": {
                 found.names[0]: asdict(found)
@@ -185,7 +183,7 @@ def payload(sweeps: list[Sweep], args: SweepArgs, line: str) -> dict[str, Any]:
     )
 
 
-def main(given: SweepArgs) -> list[Sweep]:
+def main(given: SweepArgs) -> list[BlockSweep]:
     """Parse -> prepare -> load -> measure -> publish."""
     use_compilation_cache()
     args, waiting, line = settled(given), Waiting(given.quiet), command(given, "experiments.sweep_block")
@@ -193,34 +191,23 @@ def main(given: SweepArgs) -> list[Sweep]:
         plans = prepare(args)
     with pinned(plans[0][0].cpus):
         results = [sweep(args, each, waiting) for each in plans]
-        found = payload([one for one, _ in results], args, line)
+        sweeps, here = [one for one, _ in results], machine.describe()
+        found = payload(sweeps, args, line)
     console = Console(width=WIDTH, highlight=False)
-    threads, quick = found["machine"]["threads"], "   QUICK: a first look" if args.quick else ""
-    console.print(
-        f"{'block sizes':<{LABEL}}{args.dtype}   {found['machine']['device']}, {threads} thread(s)   repeats "
-        f"{args.repeats}   seed {args.seed}{quick}\n",
-        markup=False,
-    )
+    console.print("\n".join(head("block sizes", args, here)) + "\n", markup=False)
     for one, words in results:
         show(one, args, console)
         for each in words:
             console.print(each, markup=False)
         console.print()
-    console.print(
-        "predicted: from the run at the trained block; tok/s, speedup: median of the repeats, compile time excluded; "
-        "plain:\ntok/s of plain decoding in turn; verify: time of a verification / of a one-token step; union: experts "
-        "per layer",
-        markup=False,
-    )
-    console.print(f"{'reproduce':<{LABEL}}{line}", markup=False, soft_wrap=True)
-    if args.json is not None:
-        write_json(found, args.json)
-        print(f"{'written':<{LABEL}}{args.json}")
+    draw = None
     if args.plots is not None:
         from experiments.laboratory.sweep_plot import plot_sweeps  # matplotlib takes a second to import
 
-        print(f"{'written':<{LABEL}}{plot_sweeps([one for one, _ in results], args, args.plots)}")
-    return [one for one, _ in results]
+        caption = f"{args.dtype}, batch 1, {sweeps[0].sampling}, rule {rule_label(args)}, {sweeps[0].prompts} prompts"
+        draw = partial(plot_sweeps, sweeps, f"{caption}, {args.repeats} repeats, {here.device}", args.plots)
+    close(console, NOTE, found, args.json, draw)
+    return sweeps
 
 
 if __name__ == "__main__":

@@ -7,40 +7,43 @@ Examples:
     python -m experiments.sweep_tree --pair all --budgets 8 16 --temperature 1 --json tree.json
 
 A tree of N nodes is verified in one step of N + 1 tokens (DDTree, arXiv 2604.12989): it accepts more than a chain, and
-the step costs more, in a mixture of experts above all because more tokens choose more experts. The chain is the rule
-match (at temperature 0 greedy) at the same block size, the one that the drafter was trained at unless --block-sizes
-names others, so both say the very same text. Speeds are medians; a speedup is
-against plain decoding in the same process, in turn (see experiments.run_spec).
+the step costs more, in a mixture of experts above all because more tokens choose more experts. The chain has the rule
+match (greedy at temperature 0) and the same block size, so chain and trees say the same text. The size is the trained
+one unless --block-sizes names others. Speeds are medians; a speedup is against plain decoding in the same process, in
+turn (see experiments.run_spec).
 """
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
-import jax
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 from dflash_jax.draft_tree import TreeMatch
 from dflash_jax.generate import LARGEST_BLOCK
-from dflash_jax.rules import ACCEPT
 from experiments import machine, run_spec
-from experiments.arguments import command, sampling_of
+from experiments.arguments import command, plain_rule_of, sampling_of
 from experiments.compilation import use_compilation_cache
 from experiments.definitions import LABEL, wrapped
-from experiments.laboratory.arguments import Common, for_one_block, settled
-from experiments.laboratory.plan import check_outputs, pairs_of, prepare_pair
-from experiments.laboratory.study import write_json
+from experiments.laboratory.arguments import Common, Plots, conditions, for_one_block, settled
+from experiments.laboratory.plan import forget_programs, load, pairs_of, prepare_pair, trained_block
+from experiments.laboratory.screen import close, head, ratio
+from experiments.laboratory.sweep import Measured, measured
 from experiments.laboratory.tables import number
-from experiments.pair import inspect, load_pair
 from experiments.plan import Plan
 from experiments.progress import Waiting
 from experiments.refusals import refusals
-from experiments.report import Report, finite, middle
-from experiments.summary import drawn
+from experiments.report import Report, finite
+from experiments.summary import drawn, warnings
 from experiments.threads import pinned
 
 COLUMNS = ("drafts", "tok/verify", "verified", "tok/s", "plain", "speedup", "round", "verify", "union")
+NOTE = (
+    "round: its time in plain steps; verify: time of a verification / of a one-token step; union: experts per "
+    "layer\nthat a verification reads"
+)
 PAYS = 1.02
 """Gain over the chain from which a tree is said to pay."""
 
@@ -53,29 +56,22 @@ class Args(Common):
     """nodes of the draft trees, the anchor not counted"""
     temperature: float = 0.0
     """0: greedy; above: tokens are drawn from softmax(logits / temperature)"""
+    plots: Plots = None
+    """write pictures"""
 
 
 @dataclass(frozen=True)
-class Arm:
-    """A chain (``budget`` None) or a tree. ``round_steps``: time of a round in plain steps; ``verify_ratio``: time of a
-    verification of this width over a one-token step."""
+class Arm(Measured):
+    """A chain (``budget`` None) or a tree. ``break_even``: time of a round in plain steps."""
 
     budget: int | None
     width: int
-    verified_tokens: int
-    verifies: int
-    length: float
-    tok_s: tuple[float, float, float]
-    plain_tok_s: float
-    speedup: tuple[float, float, float]
-    round_steps: float
-    verify_ratio: float
-    union: float
+    break_even: float
     union_one_token: float
 
 
 @dataclass(frozen=True)
-class Sweep:
+class TreeSweep:
     """One pair at one block size; the chain first."""
 
     names: tuple[str, str]
@@ -84,6 +80,7 @@ class Sweep:
     prompts: int
     sampling: str
     arms: tuple[Arm, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def best(self) -> Arm:
@@ -97,7 +94,6 @@ def prepare(args: Args) -> list[Plan]:
     Raises:
         ValueError: saying what is wrong and what to do.
     """
-    check_outputs([args.json])
     if not args.budgets or min(args.budgets) < 1 or max(args.budgets) >= LARGEST_BLOCK:
         raise ValueError(f"--budgets {' '.join(map(str, args.budgets))}: at least one, each 1 to {LARGEST_BLOCK - 1}")
     return [plan for pair in pairs_of(args) for plan in _plans(args, pair)]
@@ -105,33 +101,33 @@ def prepare(args: Args) -> list[Plan]:
 
 def _plans(args: Args, pair: str | None) -> list[Plan]:
     """One per block size: those asked for, or the one that the drafter was trained at, as deep as its trees can be."""
-    if args.block_sizes:
-        return prepare_pair(args, pair, args.block_sizes, args.temperature)
-    (first,) = prepare_pair(args, pair, [None], args.temperature)
-    trained = inspect(first.folders.target, first.folders.draft, None).block_size
-    return prepare_pair(args, pair, [trained], args.temperature)
+    sizes = args.block_sizes or [trained_block(args, pair, args.temperature)]
+    return prepare_pair(args, pair, sizes, args.temperature)
 
 
-def sweep(args: Args, plan: Plan, waiting: Waiting) -> Sweep:
+def sweep(args: Args, plan: Plan, waiting: Waiting) -> TreeSweep:
     """Measure one pair: the chain, then every tree."""
-    one = replace(for_one_block(args, args.pair, plan.folders.block_size, args.temperature), json=None, plots=None)
-    with waiting.on(f"loading {' + '.join(plan.folders.names)}"):
-        chain = ACCEPT["greedy" if sampling_of(one).greedy else "match"]
-        options = dict(dtype=args.dtype, experts=args.experts, plain_rule=chain)
-        pair = load_pair(plan.folders, plan.tokenizer, **options)
-    arms = []
+    size = plan.folders.block_size
+    one = replace(for_one_block(args, args.pair, size, args.temperature), json=None, plots=None)
+    chain = plain_rule_of(sampling_of(one))
+    pair, arms, words = load(args, plan, waiting, plain_rule=chain), [], []
     for budget in (None, *sorted(set(args.budgets))):
-        waiting.console.print(f"{pair.names[0]}, {'chain' if budget is None else f'tree of {budget} nodes'}:")
+        what = "chain" if budget is None else f"tree of {budget} nodes"
+        waiting.console.print(f"{pair.names[0]}, block {size}, {what}:")
         ruled = replace(pair, rule=chain if budget is None else TreeMatch(budget))
-        arms.append(_arm(budget, run_spec.measure(one, plan, ruled, waiting)))
-    jax.clear_caches()  # a process that keeps every pair's programs runs out of memory maps (vm.max_map_count)
-    return Sweep(
+        report = run_spec.measure(one, plan, ruled, waiting)
+        words += warnings(report)
+        with refusals():
+            arms.append(_arm(budget, report))
+    forget_programs()
+    return TreeSweep(
         names=pair.names,
         block_size=plan.folders.block_size,
         experts=pair.target.experts,
         prompts=len(plan.rows),
-        sampling="greedy" if sampling_of(one).greedy else f"temperature {args.temperature:g}",
+        sampling=drawn(report.speculative.conditions),
         arms=tuple(arms),
+        warnings=tuple(dict.fromkeys(words)),
     )
 
 
@@ -139,36 +135,22 @@ def _arm(budget: int | None, report: Report) -> Arm:
     """What was measured of one chain or tree.
 
     Raises:
-        SystemExit: if nothing was verified.
-        RuntimeError: if a text is not the plain one.
+        ValueError: if nothing was verified.
     """
-    if report.costs is None or report.speedup is None:
-        raise SystemExit("error: the text ends with its first token, nothing is verified; take other prompts")
-    if any(not each.tie for each in report.agreement.divergences):
-        what = f"{report.pair.names[0]}, {report.pair.width - 1} drafts, {drawn(report.speculative.conditions)}"
-        raise RuntimeError(f"{what}: a text differs from plain decoding's where rounding cannot explain it")
-    spec = report.speculative
     return Arm(
+        **measured(report),
         budget=budget,
         width=report.pair.width,
-        verified_tokens=int(spec.counts.sum()),
-        verifies=report.verifies,
-        length=report.acceptance_length,
-        tok_s=middle(spec.rates),
-        plain_tok_s=middle(report.plain.rates)[0],
-        speedup=report.speedup,
-        round_steps=report.break_even,
-        verify_ratio=report.costs.ratio,
-        union=spec.union,
+        break_even=report.break_even,
         union_one_token=report.plain.union,
     )
 
 
-def verdict(found: Sweep) -> str:
+def verdict(found: TreeSweep) -> str:
     """Whether a tree pays, and why not."""
     chain, best = found.arms[0], found.best
     gain = best.speedup[0] / chain.speedup[0]
-    more, dearer = best.length / chain.length, best.round_steps / chain.round_steps
+    more, dearer = best.acceptance_length / chain.acceptance_length, best.break_even / chain.break_even
     text = (
         f"the best tree ({best.budget} nodes) delivers {more:.2f}x the chain's tokens a round, and its round costs "
         f"{dearer:.2f}x: {best.speedup[0]:.2f}x plain decoding against the chain's {chain.speedup[0]:.2f}x"
@@ -184,45 +166,43 @@ def verdict(found: Sweep) -> str:
     return f"no tree pays: {text}{experts}"
 
 
-def show(found: Sweep, args: Args, console: Console) -> None:
+def show(found: TreeSweep, console: Console) -> None:
     """A line per chain and tree, and the verdict."""
-    title = (
-        f"{' + '.join(found.names)}, block {found.block_size}, {found.sampling}, {found.prompts} prompts of at most "
-        f"{args.max_new_tokens} tokens"
-    )
+    title = f"{' + '.join(found.names)}, block {found.block_size}, {found.sampling}, {found.prompts} prompts"
     table = Table(title=title, box=None, title_justify="left", padding=(0, 1, 0, 0))
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for arm in found.arms:
         table.add_row(
             f"chain {arm.width - 1}" if arm.budget is None else f"tree {arm.budget}",
-            number(arm.length, ".2f"),
+            number(arm.acceptance_length, ".2f"),
             f"{arm.verified_tokens}/{arm.verifies}",
             number(arm.tok_s[0], ".0f"),
             number(arm.plain_tok_s, ".0f"),
-            f"{arm.speedup[0]:.2f}x ({arm.speedup[1]:.2f}-{arm.speedup[2]:.2f})",
-            f"{arm.round_steps:.2f}",
+            ratio(arm.speedup),
+            f"{arm.break_even:.2f}",
             f"{arm.verify_ratio:.2f}x",
             number(arm.union, ".2f"),
         )
     console.print(table)
     console.print(wrapped(f"{'verdict':<{LABEL}}", verdict(found)), markup=False)
+    for words in found.warnings:
+        console.print(words, markup=False)
 
 
-def payload(sweeps: list[Sweep], args: Args, line: str) -> dict[str, Any]:
+def payload(sweeps: list[TreeSweep], args: Args, line: str) -> dict[str, Any]:
     """The sweeps as JSON values."""
-    same = ("max_new_tokens", "repeats", "temperature", "top_k", "top_p", "min_p", "seed", "dtype", "quick")
     return finite(
         {
             "command": line,
-            **{name: getattr(args, name) for name in same},
+            **conditions(args),
             "machine": asdict(machine.describe()),
             "pairs": [asdict(found) | {"verdict": verdict(found)} for found in sweeps],
         }
     )
 
 
-def main(given: Args) -> list[Sweep]:
+def main(given: Args) -> list[TreeSweep]:
     """Parse -> prepare -> load -> measure -> publish."""
     use_compilation_cache()
     args, waiting, line = settled(given), Waiting(given.quiet), command(given, "experiments.sweep_tree")
@@ -230,25 +210,19 @@ def main(given: Args) -> list[Sweep]:
         plans = prepare(args)
     with pinned(plans[0].cpus):
         sweeps = [sweep(args, plan, waiting) for plan in plans]
-        found = payload(sweeps, args, line)
+        found, here = payload(sweeps, args, line), machine.describe()
     console = Console(width=120, highlight=False)
+    console.print("\n".join(head("draft trees", args, here)) + "\n", markup=False)
     for one in sweeps:
-        show(one, args, console)
+        show(one, console)
         console.print()
-    console.print(
-        "round: its time in plain steps; verify: time of a verification / of a one-token step; union: experts per "
-        "layer\nthat a verification reads",
-        markup=False,
-    )
-    console.print(f"{'reproduce':<{LABEL}}{line}", markup=False, soft_wrap=True)
-    if args.json is not None:
-        write_json(found, args.json)
-        print(f"{'written':<{LABEL}}{args.json}")
+    draw = None
     if args.plots is not None:
         from experiments.laboratory.tree_plot import plot_trees  # matplotlib takes a second to import
 
         caption = f"{args.dtype}, batch 1, {sweeps[0].sampling}, {sweeps[0].prompts} prompts, {args.repeats} repeats"
-        print(f"{'written':<{LABEL}}{plot_trees(sweeps, caption, args.plots)}")
+        draw = partial(plot_trees, sweeps, f"{caption}, {here.device}", args.plots)
+    close(console, NOTE, found, args.json, draw)
     return sweeps
 
 

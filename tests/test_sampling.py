@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dflash_jax import sampling
-from dflash_jax.sampling import Sampling, distribution, heaviest
+from dflash_jax.sampling import Dice, Sampling, distribution, heaviest, seed_keys
 
 VOCABULARY, PADDING = 37, 4
 TEMPERATURES = (0.0, 1e-6, 1e-3, 0.7, 1.0, 5.0)
@@ -220,3 +220,39 @@ class TestB15Extremes:
         p = np.asarray(run(jnp.asarray(logits), settings(rows)))
         assert np.isnan(p[:, :2]).any(-1).all(), "a position without a distribution says so"
         assert np.isfinite(p[:, 2]).all(), "and says nothing of others"
+
+
+class TestDice:
+    """That exactness of one round is exactness of a text rests on this: nothing thrown is thrown twice."""
+
+    ROWS = 4096
+
+    def thrown(self, position: int) -> dict[str, np.ndarray]:
+        """Coins, drafts and own tokens of two places at a position, as numbers in [0, 1)."""
+        seeds = np.stack([np.zeros(self.ROWS, np.uint32), np.arange(self.ROWS, dtype=np.uint32)], axis=1)
+        dice = Dice(seed_keys(jnp.asarray(seeds)), jnp.full(self.ROWS, position, jnp.int32))
+        even = jnp.full((self.ROWS, 2, 64), 1 / 64)
+        found = {
+            "coin": dice.coins(2, jnp.dtype("float32")),
+            "draft": dice.drafts(even) / 64,
+            "token": dice.tokens(even) / 64,
+        }
+        return {
+            f"{name} {place} at {position}": np.asarray(x[:, place]) for name, x in found.items() for place in (0, 1)
+        }
+
+    def test_every_throw_is_new_in_every_round(self) -> None:
+        """But the own token of a position, whichever round says it."""
+        thrown = self.thrown(5) | self.thrown(6) | self.thrown(9)
+        for (one, mine), (other, theirs) in itertools.combinations(thrown.items(), 2):
+            if {one, other} == {"token 1 at 5", "token 0 at 6"}:
+                np.testing.assert_array_equal(mine, theirs)
+            else:
+                assert abs(np.corrcoef(mine, theirs)[0, 1]) < 5 / np.sqrt(self.ROWS), (one, other)
+
+    def test_it_can_fail(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        right = Dice._in_round
+        alike = lambda dice, stream, count: right(dice.replace(position=dice.position * 0), stream, count)  # noqa: E731
+        monkeypatch.setattr(Dice, "_in_round", alike)
+        with pytest.raises(AssertionError, match="coin 0 at 5"):
+            self.test_every_throw_is_new_in_every_round()

@@ -1,4 +1,4 @@
-"""The command lines of ablate_accept and sweep_block."""
+"""The command lines of the laboratory."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -6,11 +6,16 @@ from typing import Annotated, Literal
 
 import tyro
 
+from dflash_jax.rules import ACCEPT
 from experiments import arguments
 from experiments.arguments import SAMPLED_RULE, SHIPPED, Format, Rule, Split, Switch
 from experiments.pair import ALL_PAIRS
 
 ARG = tyro.conf.arg
+Plots = Annotated[Path | None, ARG(metavar="DIR", help_behavior_hint="(default: none)")]
+RULES = f"lossless: {', '.join(name for name in ACCEPT if ACCEPT[name].lossless)}; lossy: " + ", ".join(
+    name for name in ACCEPT if not ACCEPT[name].lossless
+)
 USUAL = dict(pair=SHIPPED, max_samples=8, max_new_tokens=128, repeats=3)
 QUICK = dict(pair=ALL_PAIRS, max_samples=2, max_new_tokens=48, repeats=3)
 """What is not given with ``--quick``."""
@@ -38,7 +43,7 @@ class Common:
     """most tokens per prompt"""
     repeats: Annotated[int | None, ARG(metavar="N", help_behavior_hint="(default: 3)")] = None
     """timed repeats, at least 3"""
-    block_sizes: Annotated[tuple[int, ...], ARG(metavar="P [P ...]", help_behavior_hint="(default: see above)")] = ()
+    block_sizes: Annotated[tuple[int, ...], ARG(metavar="P [P ...]", help_behavior_hint="(default: see top)")] = ()
     """tokens per verification: the anchor and P-1 drafts"""
     top_k: int = 0
     """draw among this many likeliest tokens; 0 or -1: all"""
@@ -47,7 +52,7 @@ class Common:
     min_p: float = 0.0
     """draw among tokens at least this share of the likeliest one's probability"""
     seed: int = 0
-    """of drawn tokens; every prompt and repeat has a seed made of this one"""
+    """of drawn tokens; every prompt has a seed made of this one, in ablate_accept another in each repeat"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """of weights and caches"""
     experts: Annotated[
@@ -60,8 +65,6 @@ class Common:
     """a first look: every shipped pair, two prompts of 48 tokens each, unless told otherwise"""
     json: Annotated[Path | None, ARG(metavar="PATH", help_behavior_hint="(default: none)")] = None
     """write every figure and what it depends on"""
-    plots: Annotated[Path | None, ARG(metavar="DIR", help_behavior_hint="(default: none)")] = None
-    """write pictures"""
     quiet: Switch = False
     """no progress on stderr"""
 
@@ -70,12 +73,20 @@ class Common:
 class Args(Common):
     """Which rules, and at which temperatures."""
 
-    rules: Annotated[tuple[Rule, ...], ARG(metavar="RULE [RULE ...]", help_behavior_hint="(default: all)")] = ()
-    """accept rules to compare"""
+    rules: Annotated[
+        tuple[Rule, ...],
+        ARG(
+            metavar="RULE [RULE ...]",
+            help=f"accept rules to compare; {RULES}; tree has 16 nodes",
+            help_behavior_hint="(default: all)",
+        ),
+    ] = ()
     temperatures: Annotated[tuple[float, ...], ARG(metavar="T [T ...]")] = (0.0, 0.7, 1.0)
     """0: greedy; above: tokens are drawn from softmax(logits / temperature)"""
     csv: Annotated[Path | None, ARG(metavar="PATH", help_behavior_hint="(default: none)")] = None
     """write the rows as comma-separated values"""
+    plots: Plots = None
+    """write pictures"""
 
 
 @dataclass(frozen=True)
@@ -85,9 +96,15 @@ class SweepArgs(Common):
     temperature: float = 0.0
     """0: greedy; above: tokens are drawn from softmax(logits / temperature)"""
     rule: Annotated[
-        Rule | None, ARG(metavar="RULE", help_behavior_hint=f"(default: greedy; at --temperature > 0 {SAMPLED_RULE})")
+        Rule | None,
+        ARG(
+            metavar="RULE",
+            help=f"accept rule; {RULES}",
+            help_behavior_hint=f"(default: greedy; at --temperature > 0 {SAMPLED_RULE})",
+        ),
     ] = None
-    """accept rule"""
+    plots: Plots = None
+    """write pictures"""
 
 
 def settled(args: Common) -> Common:
@@ -96,6 +113,12 @@ def settled(args: Common) -> Common:
     if args.target or args.draft:
         usual = usual | dict(pair=None)
     return replace(args, **{name: value for name, value in usual.items() if getattr(args, name) is None})
+
+
+def conditions(args: Common) -> dict[str, object]:
+    """What a sweep's figures depend on besides the pair and the machine, by name."""
+    same = ("max_new_tokens", "repeats", "temperature", "top_k", "top_p", "min_p", "seed", "dtype", "quick")
+    return {name: getattr(args, name) for name in same}
 
 
 def for_one_block(args: Common, pair: str | None, block_size: int | None, temperature: float) -> arguments.Args:
@@ -107,5 +130,8 @@ def for_one_block(args: Common, pair: str | None, block_size: int | None, temper
     same = ("target", "draft", "prompts", "split", "max_samples", "max_new_tokens", "repeats", "top_k", "top_p")
     same += ("min_p", "seed", "dtype", "experts", "threads", "json", "plots", "quiet")
     return arguments.Args(
-        **{name: getattr(args, name) for name in same}, pair=pair, block_size=block_size, temperature=temperature
+        **{name: getattr(args, name) for name in same if hasattr(args, name)},
+        pair=pair,
+        block_size=block_size,
+        temperature=temperature,
     )

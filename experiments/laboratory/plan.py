@@ -3,12 +3,17 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
+
+from dflash_jax.protocols import AcceptRule
 from dflash_jax.rules import ACCEPT
 from dflash_jax.settings import SamplingParams
 from experiments.arguments import sampling_of
 from experiments.laboratory.arguments import Args, Common, for_one_block
-from experiments.pair import ALL_PAIRS, check_target, known_pairs
-from experiments.plan import Plan, prepare
+from experiments.pair import ALL_PAIRS, Pair, check_target, inspect, known_pairs, load_pair
+from experiments.plan import Plan, check_output, prepare
+from experiments.progress import Waiting
+from experiments.refusals import refusals
 
 GREEDY_AT_ZERO = ("match", "one_hot", "rejection", "block")
 """Rules that accept exactly what greedy accepts where both distributions are a certainty; greedy stands for them."""
@@ -68,8 +73,7 @@ def prepare_rules(args: Args) -> list[list[Plan]]:
     """
     if not args.temperatures:
         raise ValueError("--temperatures needs at least one number")
-    if args.csv is not None and args.csv.is_dir():
-        raise ValueError(f"--csv {args.csv} is a folder; expected a file")
+    check_output("--csv", args.csv)
     for temperature in temperatures_of(args):
         sampling_of(for_one_block(args, args.pair, None, temperature))
         rules_at(names_of(args), temperature)
@@ -94,6 +98,31 @@ def prepare_pair(args: Common, pair: str | None, sizes: Sequence[int | None], te
     plans = [prepare(for_one_block(args, pair, size, temperature)) for size in dict.fromkeys(sizes)]
     check_target(plans[0].folders, dtype=args.dtype, experts=args.experts)
     return plans
+
+
+def trained_block(args: Common, pair: str | None, temperature: float) -> int:
+    """The block size that a pair's drafter was trained at.
+
+    Raises:
+        ValueError: as :func:`prepare_pair`.
+    """
+    (plan,) = prepare_pair(args, pair, [None], temperature)
+    return inspect(plan.folders.target, plan.folders.draft, None).block_size
+
+
+def load(args: Common, plan: Plan, waiting: Waiting, **rules: AcceptRule) -> Pair:
+    """The plan's pair.
+
+    Raises:
+        SystemExit: whatever the loader refuses, as one line.
+    """
+    with refusals(), waiting.on(f"loading {' + '.join(plan.folders.names)}"):
+        return load_pair(plan.folders, plan.tokenizer, dtype=args.dtype, experts=args.experts, **rules)
+
+
+def forget_programs() -> None:
+    """Between two pairs: a process that keeps every pair's programs runs out of memory maps (``vm.max_map_count``)."""
+    jax.clear_caches()
 
 
 def check_outputs(paths: Sequence[Path | None]) -> None:

@@ -27,7 +27,7 @@ ACROSS = 3
 def plot_study(study: Study, folder: Path) -> list[Path]:
     """``accept_length.png``, ``accept_speed.png`` and, where a lossy rule has a row, ``accept_lossy.png``."""
     folder.mkdir(parents=True, exist_ok=True)
-    length = _figure(study, _bars("tokens_per_verify", _length_error), "tokens per verification (± standard error)")
+    length = _figure(study, _bars("acceptance_length", _length_error), "tokens per verification (± standard error)")
     speed = _figure(study, _bars("ratio", _ratio_range, line=1.0), "speed over plain decoding (median and range)")
     made = {"accept_length": length, "accept_speed": speed}
     if any(not row.lossless for row in study.rows):
@@ -126,7 +126,7 @@ def _below(panel: Axes):
 
 
 def _length_error(row: Row) -> tuple[float, float]:
-    error = 0.0 if math.isnan(row.tokens_per_verify_error) else row.tokens_per_verify_error
+    error = 0.0 if math.isnan(row.acceptance_length_error) else row.acceptance_length_error
     return error, error
 
 
@@ -140,7 +140,7 @@ def _scatter(panel: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
     for row in rows:
         colour = COLOURS[names.index(row.rule) % len(COLOURS)]
         panel.errorbar(
-            row.tokens_per_verify,
+            row.acceptance_length,
             100 * row.perplexity_change,
             yerr=0 if math.isnan(row.perplexity_change_error) else 100 * row.perplexity_change_error,
             marker=MARKERS[temperatures.index(row.temperature) % len(MARKERS)],

@@ -18,12 +18,14 @@ PROOF = "tests/laws/test_exact.py"
 
 @dataclass(frozen=True)
 class Row:
-    """One rule at one temperature, or plain decoding. Errors are standard errors over texts; nan: not defined.
+    """One rule at one temperature, or plain decoding. Errors are standard errors over prompts, the texts of one prompt
+    counted together; nan: not defined.
 
     Attributes:
         rule: its name, or :data:`PLAIN`.
-        tokens: delivered, of all texts; ``verified_tokens``: those of rounds, over ``verifies`` rounds.
-        tokens_per_verify: their quotient, the acceptance length.
+        tokens: delivered, of all texts; ``verified_tokens``: those of rounds, over ``verifies`` rounds; both also by
+            prompt.
+        acceptance_length: their quotient.
         tok_s: median of the repeats, with the least and the largest.
         ratio: tok_s over plain decoding's in the same repeat, median with the least and the largest.
         verify_ratio: time of a verification of this block over a one-token step.
@@ -44,8 +46,10 @@ class Row:
     tokens: int
     verified_tokens: int
     verifies: int
-    tokens_per_verify: float
-    tokens_per_verify_error: float
+    verified_tokens_by_prompt: list[int]
+    verifies_by_prompt: list[int]
+    acceptance_length: float
+    acceptance_length_error: float
     tok_s: float
     tok_s_least: float
     tok_s_most: float
@@ -96,6 +100,10 @@ class Trial:
         """Tokens of every text."""
         return np.array([len(text) for run in self.different for text in run.texts])
 
+    def by_prompt(self, values: Sequence[float]) -> np.ndarray:
+        """One value per text, summed over the texts of a prompt, which are not independent of each other."""
+        return np.array(values, float).reshape(len(self.different), -1).sum(axis=0)
+
 
 def different(runs: Sequence[Run]) -> tuple[Run, ...]:
     """Of a greedy run the first repeat, because the others say the same; else all, because each has its own seeds."""
@@ -116,8 +124,8 @@ def row_of(
 ) -> Row:
     """All figures of one decoder at one temperature; ``trial`` may be ``plain`` itself."""
     generations = [one for run in trial.different for repeat in run.repeats for one in repeat]
-    tokens = np.array([one.counts.sum() for one in generations], float)
-    verifies = np.array([metrics.verifies(one.counts) for one in generations], float)
+    tokens = trial.by_prompt([one.counts.sum() for one in generations])
+    verifies = trial.by_prompt([metrics.verifies(one.counts) for one in generations])
     length, length_error = quotient(tokens, verifies)
     change, change_error = perplexity_change(trial, plain)
     said, greedy = int(trial.lengths.sum()), sampling.greedy
@@ -133,8 +141,10 @@ def row_of(
         tokens=said,
         verified_tokens=int(tokens.sum()),
         verifies=int(verifies.sum()),
-        tokens_per_verify=length,
-        tokens_per_verify_error=length_error,
+        verified_tokens_by_prompt=tokens.astype(int).tolist(),
+        verifies_by_prompt=verifies.astype(int).tolist(),
+        acceptance_length=length,
+        acceptance_length_error=length_error,
         **_spread("tok_s", [rate for run in trial.runs for rate in run.rates]),
         **_spread("ratio", [each for both in zip(plain.runs, trial.runs, strict=True) for each in speedups(*both)]),
         verify_ratio=1.0 if rule == PLAIN else verify_ratio,
@@ -158,9 +168,9 @@ def quotient(tops: np.ndarray, bottoms: np.ndarray) -> tuple[float, float]:
 
 
 def perplexity_change(trial: Trial, plain: Trial) -> tuple[float, float]:
-    """Perplexity over that of plain decoding, minus 1, and its standard error; texts of one prompt and seed are pairs,
-    so that equal texts leave no error."""
-    mine, theirs = ((np.array(one.surprise), one.lengths.astype(float)) for one in (trial, plain))
+    """Perplexity over that of plain decoding, minus 1, and its standard error; texts of one prompt are pairs, so that
+    equal texts leave no error."""
+    mine, theirs = ((one.by_prompt(one.surprise), one.by_prompt(one.lengths)) for one in (trial, plain))
     factor = math.exp(mine[0].sum() / mine[1].sum() - theirs[0].sum() / theirs[1].sum())
     return factor - 1, factor * _error(_deviations(*mine) - _deviations(*theirs))
 
@@ -185,16 +195,16 @@ class Best:
 
     Attributes:
         second: the next one, None if there is no other.
-        clear: whether the lead is more than two standard errors of the difference.
+        clear: whether the lead is more than two standard errors of the difference, prompt by prompt.
     """
 
     pair: str
     block_size: int
     temperature: float
     rule: str
-    tokens_per_verify: float
+    acceptance_length: float
     second: str | None
-    second_tokens_per_verify: float | None
+    second_acceptance_length: float | None
     clear: bool
 
 
@@ -208,17 +218,22 @@ def best_lossless(rows: Sequence[Row]) -> list[Best]:
 
 
 def _best(rows: list[Row]) -> Best:
-    first, *others = sorted(rows, key=lambda row: -row.tokens_per_verify)
+    first, *others = sorted(rows, key=lambda row: -row.acceptance_length)
     second = others[0] if others else None
-    lead = first.tokens_per_verify - second.tokens_per_verify if second else math.inf
-    error = math.hypot(first.tokens_per_verify_error, second.tokens_per_verify_error) if second else 0.0
     return Best(
         pair=first.pair,
         block_size=first.block_size,
         temperature=first.temperature,
         rule=first.rule,
-        tokens_per_verify=first.tokens_per_verify,
+        acceptance_length=first.acceptance_length,
         second=second and second.rule,
-        second_tokens_per_verify=second and second.tokens_per_verify,
-        clear=bool(lead > 2 * error),
+        second_acceptance_length=second and second.acceptance_length,
+        clear=second is None or _ahead(first, second),
     )
+
+
+def _ahead(first: Row, second: Row) -> bool:
+    """Whether the difference of two acceptance lengths is more than two of its standard errors."""
+    sides = [np.array([row.verified_tokens_by_prompt, row.verifies_by_prompt], float) for row in (first, second)]
+    one, other = (_deviations(*side) for side in sides)
+    return bool(first.acceptance_length - second.acceptance_length > 2 * _error(one - other))

@@ -78,10 +78,10 @@ def write_json(found: dict[str, Any], path: Path) -> None:
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """A line per row under the names of its fields; what is not defined is empty."""
+    """A line per row under the names of its fields; what is not defined is empty. Lists are in the JSON only."""
     text = io.StringIO()
-    columns = list(_labelled(rows[0])) if rows else [field.name for field in fields(Row)]
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    columns = [name for name, value in _labelled(rows[0]).items() if not isinstance(value, list)] if rows else []
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for row in rows:
         writer.writerow({name: "" if value is None else value for name, value in finite(_labelled(row)).items()})

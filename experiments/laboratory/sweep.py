@@ -1,7 +1,7 @@
-"""A drafter at several block sizes: what one run predicts of the others, and what they measure."""
+"""A drafter at several block sizes or in several trees: what was measured, and what one run predicts of the others."""
 
-import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,33 +11,64 @@ from experiments.timing import StepCosts
 
 
 @dataclass(frozen=True)
-class Block:
-    """One block size. What was not predicted or is not defined is None or nan.
+class Measured:
+    """What a sweep reads off one run.
 
     Attributes:
-        predicted_length, predicted_tok_s, predicted_speedup: from the run at the trained block.
-        verified_tokens, verifies, length: as measured.
+        acceptance_length: verified_tokens / verifies.
         tok_s, speedup: median with the least and the largest of the repeats; plain_tok_s: of plain decoding in turn.
         verify_ratio: time of a verification of this width over a one-token step; round_s: time of a round.
+        union: distinct experts per mixture layer that a verification reads.
     """
+
+    verified_tokens: int
+    verifies: int
+    acceptance_length: float
+    tok_s: tuple[float, float, float]
+    plain_tok_s: float
+    speedup: tuple[float, float, float]
+    verify_ratio: float
+    round_s: float
+    union: float
+
+
+def measured(report: Report) -> dict[str, Any]:
+    """The fields of :class:`Measured`.
+
+    Raises:
+        ValueError: if nothing was verified.
+    """
+    if report.costs is None or report.speedup is None:
+        raise ValueError(
+            f"{report.pair.names[0]}: the first text ends with its first token, nothing is verified; take other "
+            "--prompts or another --seed"
+        )
+    spec = report.speculative
+    return dict(
+        verified_tokens=int(spec.counts.sum()),
+        verifies=report.verifies,
+        acceptance_length=report.acceptance_length,
+        tok_s=middle(spec.rates),
+        plain_tok_s=middle(report.plain.rates)[0],
+        speedup=report.speedup,
+        verify_ratio=report.costs.ratio,
+        round_s=report.round_s,
+        union=spec.union,
+    )
+
+
+@dataclass(frozen=True)
+class Block(Measured):
+    """One block size. What was not predicted is None: ``predicted_*`` are from the run at the trained block."""
 
     size: int
     predicted_length: float | None
     predicted_tok_s: float | None
     predicted_speedup: float | None
-    verified_tokens: int
-    verifies: int
-    length: float
-    tok_s: tuple[float, float, float]
-    plain_tok_s: float
-    speedup: tuple[float, float, float]
-    verify_ratio: float
-    union: float
-    round_s: float
 
 
 @dataclass(frozen=True)
-class Sweep:
+class BlockSweep:
     """One pair.
 
     Attributes:
@@ -91,20 +122,11 @@ def predict(report: Report, size: int) -> tuple[float, float, float] | None:
 
 def block_of(report: Report, predicted: tuple[float, float, float] | None) -> Block:
     """What was predicted and what was measured of one block size."""
-    spec = report.speculative
     length, tok_s, speedup = predicted or (None, None, None)
     return Block(
+        **measured(report),
         size=report.block_size,
         predicted_length=length,
         predicted_tok_s=tok_s,
         predicted_speedup=speedup,
-        verified_tokens=int(spec.counts.sum()),
-        verifies=report.verifies,
-        length=report.acceptance_length,
-        tok_s=middle(spec.rates),
-        plain_tok_s=middle(report.plain.rates)[0],
-        speedup=report.speedup or (math.nan,) * 3,
-        verify_ratio=report.costs.ratio,
-        union=spec.union,
-        round_s=report.round_s,
     )

@@ -9,11 +9,10 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from experiments.laboratory.arguments import SweepArgs
-from experiments.laboratory.sweep import Sweep
+from experiments.laboratory.sweep import BlockSweep
 
 
-def plot_sweeps(sweeps: Sequence[Sweep], args: SweepArgs, folder: Path) -> Path:
+def plot_sweeps(sweeps: Sequence[BlockSweep], caption: str, folder: Path) -> Path:
     """``sweep_block.png``: a column per pair, speedup above acceptance."""
     folder.mkdir(parents=True, exist_ok=True)
     width = max(4.4 * len(sweeps), 7)
@@ -28,7 +27,9 @@ def plot_sweeps(sweeps: Sequence[Sweep], args: SweepArgs, folder: Path) -> Path:
             [block.speedup[2] - block.speedup[0] for block in found.blocks],
         ]
         speed.errorbar(sizes, middles, yerr=spans, marker="o", capsize=3, color="#4878a8", label="measured (range)")
-        length.plot(sizes, [block.length for block in found.blocks], marker="o", color="#4878a8", label="measured")
+        length.plot(
+            sizes, [block.acceptance_length for block in found.blocks], marker="o", color="#4878a8", label="measured"
+        )
         known = [block for block in found.blocks if block.predicted_speedup is not None]
         line = dict(marker="x", linestyle="--", color="#c04030", label="predicted from the trained block")
         speed.plot([block.size for block in known], [block.predicted_speedup for block in known], **line)
@@ -44,11 +45,7 @@ def plot_sweeps(sweeps: Sequence[Sweep], args: SweepArgs, folder: Path) -> Path:
     panels[1, 0].set_ylabel("tokens per verification")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False)
-    figure.supxlabel(
-        f"{args.dtype}, batch 1, {sweeps[0].sampling}, {sweeps[0].prompts} prompts, at most {args.max_new_tokens} "
-        f"tokens each, {args.repeats} repeats",
-        fontsize=8.5,
-    )
+    figure.supxlabel(caption, fontsize=8.5)
     path = folder / "sweep_block.png"
     figure.savefig(path, dpi=150)
     plt.close(figure)

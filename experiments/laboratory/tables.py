@@ -9,6 +9,7 @@ from rich.table import Table
 from experiments.definitions import LABEL, wrapped
 from experiments.laboratory.measure import Findings
 from experiments.laboratory.rows import Best, Row, best_lossless
+from experiments.laboratory.screen import where
 from experiments.laboratory.study import Study
 
 WIDTH = 120
@@ -52,7 +53,7 @@ def show(study: Study, console: Console | None = None) -> None:
 
 def head(study: Study) -> Iterator[str]:
     """What the figures hold for."""
-    args, machine = study.args, study.machine
+    args = study.args
     prompts = ", ".join(sorted({f"{one.prompts} of {one.known}" for one in study.findings}))
     quick = "   QUICK: a first look, too few texts to tell neighbouring rules apart" if args.quick else ""
     filters = [
@@ -61,9 +62,7 @@ def head(study: Study) -> Iterator[str]:
         *([f"min-p {args.min_p:g}"] if args.min_p > 0 else []),
     ]
     yield f"{'accept rules':<{LABEL}}{args.dtype}   {', '.join(filters) or 'no filters'}   seed {args.seed}{quick}"
-    note = ": running on CPU, speeds are not comparable with an accelerator's" if machine.is_cpu else ""
-    threads = "1 thread" if machine.threads == 1 else f"{machine.threads} threads"
-    yield f"{'device':<{LABEL}}{machine.device}, {threads}, jax {machine.versions['jax']}{note}"
+    yield f"{'device':<{LABEL}}{where(study.machine)}"
     yield (
         f"{'texts':<{LABEL}}prompts {prompts}   {args.max_new_tokens} tokens each at most   repeats {args.repeats} "
         "(drawn texts are other ones in each)"
@@ -111,7 +110,7 @@ def cells(row: Row) -> list[str]:
     return [
         row.rule,
         row.label,
-        "-" if row.plain else with_error(row.tokens_per_verify, row.tokens_per_verify_error, ".2f"),
+        "-" if row.plain else with_error(row.acceptance_length, row.acceptance_length_error, ".2f"),
         "-" if row.plain else f"{row.verified_tokens}/{row.verifies}",
         number(row.tok_s, ".0f") + f" ({number(row.tok_s_least, '.0f')}-{number(row.tok_s_most, '.0f')})",
         "-" if row.plain else number(row.ratio, ".2f", "x"),
@@ -137,11 +136,11 @@ def strays(row: Row) -> tuple[str, str]:
 def in_words(best: Best) -> str:
     """One line about the best lossless rule of a pair, block size and temperature."""
     where = f"{best.pair}, block {best.block_size}, temperature {best.temperature:g}"
-    lead = f"{best.rule} {best.tokens_per_verify:.2f} tokens/verify"
+    lead = f"{best.rule} {best.acceptance_length:.2f} tokens/verify"
     if best.second is None:
         return f"{where}: {lead} (no other has a row)"
     doubt = "" if best.clear else ", within two standard errors"
-    return f"{where}: {lead} (next: {best.second} {best.second_tokens_per_verify:.2f}{doubt})"
+    return f"{where}: {lead} (next: {best.second} {best.second_acceptance_length:.2f}{doubt})"
 
 
 def number(value: float | None, how: str, unit: str = "") -> str:

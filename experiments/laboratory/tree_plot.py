@@ -16,7 +16,7 @@ def plot_trees(sweeps: Sequence, caption: str, folder: Path) -> Path:
     """``sweep_tree.png``: a column per pair, speedup above acceptance, the chain as a line across.
 
     Args:
-        sweeps: of :class:`experiments.sweep_tree.Sweep`.
+        sweeps: of :class:`experiments.sweep_tree.TreeSweep`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     size = (max(4.4 * len(sweeps), 7), 7.2)
@@ -26,13 +26,13 @@ def plot_trees(sweeps: Sequence, caption: str, folder: Path) -> Path:
         budgets, middles = [arm.budget for arm in trees], [arm.speedup[0] for arm in trees]
         spans = [[arm.speedup[0] - arm.speedup[1] for arm in trees], [arm.speedup[2] - arm.speedup[0] for arm in trees]]
         speed.errorbar(budgets, middles, yerr=spans, marker="o", capsize=3, color=BLUE, label="tree (range)")
-        length.plot(budgets, [arm.length for arm in trees], marker="o", color=BLUE, label="tree")
-        for panel, value in ((speed, chain.speedup[0]), (length, chain.length)):
-            panel.axhline(value, color=RED, linestyle="--", label=f"chain of {chain.width - 1} drafts")
+        length.plot(budgets, [arm.acceptance_length for arm in trees], marker="o", color=BLUE, label="tree")
+        for panel, value in ((speed, chain.speedup[0]), (length, chain.acceptance_length)):
+            panel.axhline(value, color=RED, linestyle="--", label="chain")
             panel.grid(alpha=0.3)
             panel.spines[["top", "right"]].set_visible(False)
         speed.axhline(1, color=GREY, linestyle=":", linewidth=1)
-        speed.set_title(found.names[0])
+        speed.set_title(f"{found.names[0]}, {chain.width - 1} drafts deep", fontsize=10)
         length.set_xlabel("nodes of the tree")
         length.set_xticks(budgets)
     panels[0, 0].set_ylabel("speedup over plain decoding")

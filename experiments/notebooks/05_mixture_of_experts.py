@@ -184,7 +184,7 @@ print("Figure 2. Computed, not measured. Where reading experts is all that a ste
 name = "tiny-gpt-oss"
 decoder = decoders[name]
 timer = StepTimer(decoder, prompts["modeling"][:1], results[name][0].tokens, BUDGET)
-timed = [1, 2, 4, size]
+timed = [1, 2, 4, 5, size]
 others = [width for width in timed if width not in (1, size)]
 
 
@@ -239,7 +239,7 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), constrained_layout=
 left.plot(timed, [ratio[width] for width in timed], "ks--", label="verification, time")
 left.plot(widths, unions[name] / unions[name][0], "o-", markersize=4, label="verification, experts read")
 left.plot([1, size], [1, 1], "k:", label="if width were free")
-left.set(xlabel="tokens of a verification", ylabel="plain steps", title="What a verification costs")
+left.set(xlabel="tokens of a verification", ylabel="relative to a plain step", title="What a verification costs")
 for split, lengths in accepting.items():
     right.plot(widths, lengths, "o-", markersize=4, label=f"delivers, {split}")
 right.plot(list(even), list(even.values()), "ks--", label="must deliver (break-even)")

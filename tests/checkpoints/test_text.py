@@ -44,6 +44,12 @@ def test_B06_every_way_to_cut_a_text_shows_the_same():
             assert "".join(streamed(parts, *stops)) == "aaba", parts
 
 
+def test_B06_of_stop_strings_within_each_other_the_first_complete_one_counts():
+    for count in range(4):
+        for places in combinations(range(1, 6), count):
+            assert "".join(streamed(cut("xabcde", places), "abcd", "bc", "abcde")) == "xa", places
+
+
 def test_B06_no_part_of_a_stop_string_is_shown_early():
     assert streamed(["The quick br", "ow", "n", " ", "cat"], "own f") == ["The quick br", "own cat"]
     assert streamed(["how", " now"], "own f") == ["h", "ow n", "ow"]
@@ -68,13 +74,15 @@ def test_without_stop_strings_the_pieces_pass_as_they_are():
 TOKENIZER = byte_tokenizer()
 
 
-def reciting(text: str, accept: list[list[int]], stop: tuple[str, ...], rows: int = 1, **options) -> TextDecoder:
+def reciting(
+    text: str, accept: list[list[int]], stop: tuple[str, ...], rows: int = 1, tokenizer=TOKENIZER, **options
+) -> TextDecoder:
     """Decodes ``text`` from its first character on, in blocks of 8 whose drafts are right as often as scripted."""
-    ids = TOKENIZER.encode(text).ids
-    vocab = TOKENIZER.get_vocab_size()
+    ids = tokenizer.encode(text).ids
+    vocab = tokenizer.get_vocab_size()
     knows = script([ids[1:]] * rows, [ids[:1]] * rows, accept)
     decoder = Decoder(Reciter(tuple(ids), vocab), None, ScriptedDrafter(8, vocab), knows)
-    return TextDecoder(decoder, TOKENIZER, stop, **options)
+    return TextDecoder(decoder, tokenizer, stop, **options)
 
 
 FOX = "The quick brown fox jumps over the lazy dog"
@@ -131,6 +139,36 @@ def test_B62_streamed_characters_are_whole(accept) -> None:
     text = "né 🎉漢字 👩‍💻!"
     parts = [piece.text for piece in reciting(text, accept, ()).stream(text[0], 60 - 1)]
     assert "".join(parts).startswith(text[1:]) and not any("\ufffd" in part for part in parts)
+
+
+@pytest.mark.parametrize("budget", [4, 5, 6, 7])
+def test_B62_an_unfinished_character_at_the_end_is_not_shown(budget) -> None:
+    """A budget that ends inside the four bytes of a character."""
+    text = "né 🎉"
+    texts = reciting(text, [[2, 1]], ())
+    whole = text[1:-1] if budget < 7 else text[1:]
+    (found,) = texts.complete([text[0]], budget)
+    assert found.text == "".join(piece.text for piece in texts.stream(text[0], budget)) == whole
+    assert len(found.tokens) == budget
+
+
+@pytest.mark.parametrize("accept", [[[7]], [[1]], [[0]]])
+@pytest.mark.parametrize("budget", [3, 7])
+def test_B06_a_token_that_ends_a_stop_string_and_begins_a_character(accept, budget) -> None:
+    """The token that is a space and half a quotation mark completes the string."""
+    tokenizer, text = byte_tokenizer([("Ġ", "â"), ("Ġâ", "Ģ")]), "xQ: “Why"
+    assert len(tokenizer.encode(text).ids) == 8
+    texts = reciting(text, accept, ("Q: ",), tokenizer=tokenizer)
+    (found,) = texts.complete(["x"], budget)
+    assert (found.text, len(found.tokens), found.finish) == ("", 3, "stop")
+    assert not list(texts.stream("x", budget))
+
+
+@pytest.mark.parametrize("stop", [(), ("own f",)])
+def test_stop_ids_end_rows_of_ids_too(stop) -> None:
+    (end,) = TOKENIZER.encode("k").ids
+    out = reciting(FOX, [[7]], stop, stop_ids=(end,)).generate([TOKENIZER.encode(FOX[0]).ids], 40)
+    assert (out.tokens[0][-1], out.finish) == (end, ["stop"])
 
 
 def test_an_empty_stop_string_is_refused() -> None:

@@ -2,10 +2,9 @@
 
 import json
 
-import pytest
-
 from experiments import ablate_adaptive
 from experiments.ablate_adaptive import Args
+from experiments.agreement import Agreement, Divergence
 from tests.experiments.random_pair import write_random_pair
 
 
@@ -17,10 +16,11 @@ def test_both_drafters_are_measured_and_written(tmp_path, capsys) -> None:
     assert all(set(each.rounds) <= {"1", "2", "3"} and each.rounds for each in found)
     written = json.loads((tmp_path / "deep" / "found.json").read_text())
     assert [each["adaptive"] for each in written["outcomes"]] == [list(each.adaptive) for each in found]
+    assert [each["agreement"] for each in written["outcomes"]] == [1.0, 1.0]
     assert written["command"] in capsys.readouterr().out
 
 
-def test_a_picture_is_refused(tmp_path, capsys) -> None:
-    with pytest.raises(SystemExit):
-        ablate_adaptive.main(Args(plots=tmp_path, quiet=True))
-    assert "--plots" in capsys.readouterr().err
+def test_a_text_that_is_not_the_plain_one_is_named_and_nothing_is_lost() -> None:
+    parted = Agreement(8, (Divergence(3, 41, 5, 6, margin=0.9, tie=False), Divergence(4, 2, 1, 2, 0.1, tie=True)))
+    (words,) = ablate_adaptive.what_is_wrong("tiny, wrong drafter", {"adaptive": parted}, programs=0)
+    assert words.startswith("tiny, wrong drafter, adaptive, prompt 3, token 41: 6 where plain decoding says 5")

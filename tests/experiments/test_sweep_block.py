@@ -3,7 +3,8 @@
 import contextlib
 import io
 import json
-from dataclasses import replace
+import shutil
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +12,8 @@ import pytest
 import tyro
 
 from experiments import pair as pairs
-from experiments import sweep_block
-from experiments.laboratory.arguments import SweepArgs, settled
+from experiments import sweep_block, sweep_tree
+from experiments.laboratory.arguments import Common, SweepArgs, settled
 from experiments.laboratory.sweep import predict, round_of
 from experiments.timing import StepCosts
 from tests.experiments.random_pair import BLOCK, write_random_pair
@@ -61,7 +62,7 @@ def test_the_trained_block_and_the_others_are_measured(ran):
     assert [block.size for block in found.blocks] == [3, BLOCK]
     assert found.trained == BLOCK
     for block in found.blocks:
-        assert block.length == block.verified_tokens / block.verifies
+        assert block.acceptance_length == block.verified_tokens / block.verifies
         assert block.speedup[1] <= block.speedup[0] <= block.speedup[2]
     assert found.blocks[1].predicted_length == pytest.approx(1 + np.cumprod(np.nan_to_num(found.conditional)).sum())
     shown = [" ".join(line.split()) for line in screen.splitlines()]
@@ -115,7 +116,7 @@ def test_which_blocks_are_swept(given):
 
 REFUSALS = {
     "greedy above 0": (dict(rule="greedy", temperature=0.7), ["--rule greedy", "--temperature is 0.7"]),
-    "block of one": (dict(block_sizes=(1,)), ["--block-size 1", "2 to 127"]),
+    "block of one": (dict(block_sizes=(1,)), ["a block of 1 tokens", "2 to 127"]),
     "one token": (dict(max_new_tokens=1), ["--max-new-tokens 1: at least 2"]),
     "unknown pair": (dict(pair="tiny", target=None, draft=None), ["unknown pair 'tiny'"]),
     "min_p": (dict(min_p=2.0), ["min_p 2.0"]),
@@ -133,6 +134,41 @@ def test_refused_before_any_weight_is_read(name, given, monkeypatch, capsys):
     shown = capsys.readouterr().err
     for words in said:
         assert words in shown
+
+
+def test_a_lossy_rule_is_called_so(given):
+    args = settled(replace(given, rule="typical", temperature=1.0))
+    assert sweep_block.rule_label(args) == "typical (LOSSY)"
+    assert sweep_block.payload([], args, "line")["lossless"] is False
+    assert sweep_block.rule_label(settled(replace(given, rule="match"))) == "match"
+
+
+def test_a_drafter_that_does_not_fit_is_one_line(given, tmp_path, monkeypatch, capsys):
+    """Found while loading, when its weights are held against the target's."""
+    monkeypatch.setattr(sweep_block, "use_compilation_cache", lambda: None)
+    shutil.copytree(given.draft, tmp_path / "draft")
+    config = json.loads((tmp_path / "draft" / "config.json").read_text())
+    config["dflash_config"]["target_layer_ids"] = [99]
+    (tmp_path / "draft" / "config.json").write_text(json.dumps(config))
+    for program, args in ((sweep_block, given), (sweep_tree, tree_args(given))):
+        with pytest.raises(SystemExit) as stopped:
+            program.main(replace(args, draft=tmp_path / "draft"))
+        assert stopped.value.code == 2
+        assert "target_layer_ids" in capsys.readouterr().err
+
+
+def tree_args(given: SweepArgs) -> sweep_tree.Args:
+    known = {field.name: getattr(given, field.name) for field in fields(Common)}
+    return sweep_tree.Args(**known, budgets=(3,))
+
+
+def test_an_output_that_cannot_be_written_is_refused_first(given, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sweep_block, "use_compilation_cache", lambda: None)
+    monkeypatch.setattr(pairs, "load_target", lambda *_, **__: pytest.fail("weights were read"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit):
+        sweep_block.main(replace(given, json=tmp_path / "file" / "found.json"))
+    assert f"--json {tmp_path / 'file' / 'found.json'}: {tmp_path / 'file'} is a file" in capsys.readouterr().err
 
 
 def test_help_has_examples(capsys):

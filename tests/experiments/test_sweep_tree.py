@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments import sweep_tree
-from experiments.sweep_tree import Args, Arm, Sweep, verdict
+from experiments.sweep_tree import Args, Arm, TreeSweep, verdict
 from tests.experiments.random_pair import write_random_pair
 
 
@@ -33,15 +33,15 @@ def test_every_file_is_written_and_says_what_was_measured(ran) -> None:
 
 def arm(budget: int | None, length: float, speed: float, cost: float) -> Arm:
     same = dict(verified_tokens=10, verifies=5, plain_tok_s=1.0, verify_ratio=1.0, union=3.0, union_one_token=2.0)
-    times = dict(tok_s=(speed,) * 3, speedup=(speed,) * 3, round_steps=cost)
-    return Arm(budget=budget, width=8 if budget is None else budget + 1, length=length, **same, **times)
+    times = dict(tok_s=(speed,) * 3, speedup=(speed,) * 3, break_even=cost, round_s=cost)
+    return Arm(budget=budget, width=8 if budget is None else budget + 1, acceptance_length=length, **same, **times)
 
 
 def test_the_verdict_names_the_reason() -> None:
     chain, tree = arm(None, 2.0, 1.0, 2.0), arm(8, 3.0, 0.9, 3.33)
-    words = verdict(Sweep(("a", "b"), 8, 4, 1, "greedy", (chain, tree)))
+    words = verdict(TreeSweep(("a", "b"), 8, 4, 1, "greedy", (chain, tree)))
     assert words.startswith("no tree pays") and "1.50x the chain's tokens" in words and "3.00 of 4 experts" in words
-    words = verdict(Sweep(("a", "b"), 8, 4, 1, "greedy", (chain, arm(16, 3.0, 1.2, 2.5))))
+    words = verdict(TreeSweep(("a", "b"), 8, 4, 1, "greedy", (chain, arm(16, 3.0, 1.2, 2.5))))
     assert words.startswith("a tree pays: the best tree (16 nodes)")
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax.extend.random import define_prng_impl
 
-from dflash_jax.accept import Block, residual
+from dflash_jax.accept import Block, Greedy, Match, residual
+from dflash_jax.draft_tree import TreeMatch
 from dflash_jax.generate import Decoder
 from dflash_jax.protocols import Draft
 from dflash_jax.rules import ACCEPT
@@ -19,6 +20,8 @@ from tests.support.drafters import tiny_drafter
 from tests.support.exact import check_law
 from tests.support.families import family
 from tests.support.loaded_dice import LoadedDice, play, told
+from tests.support.oracle import ScriptedDrafter, script
+from tests.support.reciter import Reciter
 from tests.support.tables import Cases, conditionals, sampling_of, target_joint
 
 LOSSLESS = [replace(rule, budget=3) if rule.budget else rule for rule in ACCEPT.values() if rule.lossless]
@@ -154,6 +157,21 @@ def test_B11_d_a_row_of_nan_is_broken_and_its_neighbours_are_not() -> None:
     assert well.finish == ["length"] * 5
     assert sick.finish == ["broken", "length", "broken", "length", "length"]
     assert sick.tokens == [[], well.tokens[1], [], *well.tokens[3:]]
+
+
+@pytest.mark.parametrize("accept", [[[7]], [[0]], [[2, 7]]], ids=["one block", "a token a round", "mid-block"])
+@pytest.mark.parametrize("rule", [Greedy(), Match(), Block(), TreeMatch(12)], ids=lambda rule: rule.name)
+def test_B11_d_what_was_sound_is_delivered(rule, accept) -> None:
+    """A row says what plain decoding says before it is sick, and ends as it does if it ends before."""
+    text, vocab = tuple(range(2, 22)), 32
+    knows = script([list(text[1:])], [[text[0]]], accept)
+    decoder = Decoder(Reciter(text, vocab, sick=6), None, ScriptedDrafter(8, vocab), knows, rule=rule)
+    for budget, stop, finish in ((15, (), "broken"), (15, (text[4],), "stop"), (5, (), "length"), (6, (), "length")):
+        out = decoder.generate([[text[0]]], budget, stop, logprobs=1)
+        said = 4 if finish == "stop" else min(budget, 6)
+        assert (out.tokens[0], out.finish[0]) == (list(text[1 : said + 1]), finish)
+        assert out.counts.sum() == said - 1 and ((out.counts > 0) == (out.accepted >= 0)).all()
+        assert np.isfinite(out.logprobs[0].said).all()
 
 
 CHAIN = np.random.default_rng(12).normal(size=(5, 4)) * 1.2

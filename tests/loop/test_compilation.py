@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from checkpoints.text import stream_tokens
 from dflash_jax import cache as caches
 from dflash_jax import generate
 from dflash_jax.accept import Greedy, Match
@@ -96,6 +97,15 @@ class TestB63NothingButShapesCompiles:
             list(decoder.stream(prompts, 8, sampling=mixed[::-1], rounds_per_call=3))
             assert [generate.begin._cache_size(), generate.run_rounds._cache_size()] == before
         assert compiled.count == 0
+
+    def test_B63_nor_does_a_round_of_streamed_text(self) -> None:
+        prompts = random_prompts(family(NAME), LENGTHS[:1])
+        truth = greedy(family(NAME), prompts, TOKENS + BLOCK)
+        decoder = scripted_decoder([[1, 0, 2]], prompts, truth)
+        list(stream_tokens(decoder, prompts[0], 3, ()))
+        with Compilations() as compiled:
+            said = [token for token, _ in stream_tokens(decoder, prompts[0], TOKENS, ())]
+        assert said == truth[0][:TOKENS] and compiled.count == 0
 
     def test_B63_the_counter_can_count(self) -> None:
         with Compilations() as compiled:

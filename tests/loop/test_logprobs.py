@@ -9,10 +9,12 @@ import pytest
 
 from dflash_jax import speculate
 from dflash_jax.accept import Greedy, Match
+from dflash_jax.draft_tree import TreeMatch
 from dflash_jax.generate import Decoder
 from dflash_jax.generation import Generation
 from dflash_jax.plain import NoDrafter
 from dflash_jax.settings import GREEDY, SamplingParams
+from tests.support.drafters import tiny_drafter
 from tests.support.families import Family, family
 from tests.support.loop import trace_anew
 from tests.support.oracle import script
@@ -90,6 +92,18 @@ def test_B16_greedy_rows(name: str, dtype: str) -> None:
 
 def test_B16_sampled_rows_have_the_values_before_temperature_and_filters() -> None:
     check_B16(family("gpt_oss-split"), Match(), SAMPLED)
+
+
+def test_B16_along_the_path_of_a_tree() -> None:
+    """A path's places are nodes of the tree in another order."""
+    chosen = family("qwen3-untied")
+    prompts = random_prompts(chosen, LENGTHS)
+    drafter, params = tiny_drafter("mixed", "qwen3-untied")
+    decoder = Decoder(chosen.target, chosen.params, drafter, params, rule=TreeMatch(20))
+    out = decoder.generate(prompts, TOKENS, sampling=SAMPLED, logprobs=TOP)
+    assert (out.accepted > 0).any()
+    assert out.tokens == without_drafts(chosen, Match(), SAMPLED, prompts).tokens
+    check_values(chosen, prompts, out)
 
 
 def test_B16_no_alternatives() -> None:

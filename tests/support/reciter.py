@@ -1,5 +1,6 @@
 """A target that recites one text, whatever it hears, and a byte tokenizer to write that text with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -12,10 +13,12 @@ from dflash_jax.protocols import StepOut
 
 @dataclass(frozen=True)
 class Reciter:
-    """After the token at position p comes ``text[p + 1]``; its hidden state is the position."""
+    """After the token at position p comes ``text[p + 1]``; its hidden state is the position. At position ``sick`` and
+    after it the logits are not numbers."""
 
     text: tuple[int, ...]
     vocab: int
+    sick: int = 2**30
     mixture_layers: int = 0
     experts: int = 0
 
@@ -35,14 +38,15 @@ class Reciter:
         )
 
     def unembed(self, params, hidden: jax.Array) -> jax.Array:
-        after = jnp.minimum(hidden[..., 0].astype(jnp.int32) + 1, len(self.text) - 1)
-        return 10.0 * jax.nn.one_hot(jnp.array(self.text)[after], self.vocab)
+        position = hidden[..., 0].astype(jnp.int32)
+        logits = 10.0 * jax.nn.one_hot(jnp.array(self.text)[jnp.minimum(position + 1, len(self.text) - 1)], self.vocab)
+        return jnp.where((position >= self.sick)[..., None], jnp.nan, logits)
 
 
-def byte_tokenizer() -> Tokenizer:
-    """One token per byte."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+def byte_tokenizer(merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
+    """One token per byte, and one per merge."""
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    tokenizer = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
