@@ -30,16 +30,19 @@ SEGMENT = 12
 """Drafted rounds between two decisions."""
 
 PROBE = 2
-"""Rounds of a probe: drafting again after a while of plain decoding."""
+"""Rounds of a probe: drafting again, one draft, after a while of plain decoding; if it stands, more are tried."""
 
-FIRST_REST, LONGEST_REST = 64, 512
+FIRST_REST, LONGEST_REST = 128, 1024
 """Plain rounds before a probe; twice as many after every one that was in vain."""
 
 MEASURED = 8
 """Rounds by which a block size's cost is measured at first."""
 
-PENDING = 64
-"""Most plain rounds of a segment: their features wait to be absorbed."""
+WARM = 3
+"""Calls of a program before it is timed: one compiles, and jit finds its short way to a program only after two more."""
+
+PENDING = 128
+"""Most plain rounds in a row whose features wait to be absorbed: for the next draft, or for good if the text ends."""
 
 MEMORY = 0.9
 """Weight of what was known of acceptance when a segment of new rounds comes in."""
@@ -89,7 +92,7 @@ class Controller:
         best = self.best()
         if best > 1:
             return best, SEGMENT if self.tried.sum() else PROBE
-        return max(self.costs), PROBE
+        return min(size for size in self.costs if size > 1), PROBE
 
     def saw(self, size: int, counts: np.ndarray, accepted: np.ndarray, seconds: float | None) -> None:
         """Take in a segment: its ledger ``[B, rounds]``, and how long it took (None: unknown)."""
@@ -177,11 +180,12 @@ class AdaptiveDecoder:
             ValueError: if they leave no room to measure plain decoding. Larger sizes for which they leave none are not
                 chosen from.
         """
-        costs, reach = {}, (MEASURED + 1) * self.decoder.drafter.block_size
+        costs, reach = {}, (MEASURED + WARM) * self.decoder.drafter.block_size
         for size in self.block_sizes:
             run = _Run(self, self.start(prompts, max_new_tokens, (), sampling))
             run.go_on(reach)
-            run.segment(size, 1)
+            for until in range(1, WARM + 1):
+                run.segment(size, until)
             before = run.rounds
             seconds = run.segment(size, before + MEASURED)
             if run.rounds > before:
@@ -217,11 +221,13 @@ def _programs() -> int:
 
 
 class _Run:
-    """One generation: its state, and the drafter's cache while that rests."""
+    """One generation: its state; while the drafter rests its cache, ``context``, and how many plain rounds wait to be
+    absorbed into it."""
 
     def __init__(self, adaptive: AdaptiveDecoder, state: SpecState):
         self.decoder, self.features, self.state = adaptive.decoder, adaptive.features, state
         self.rounds, self.done = 0, bool(state.done.all())
+        self.context, self.waiting = None, 0
 
     def go_on(self, reach: int) -> None:
         """Let every row say at least ``reach`` tokens, as far as its cache has room for them."""
@@ -235,15 +241,18 @@ class _Run:
         """Rounds of one block size; the seconds they took."""
         decoder, started = self.decoder, time.perf_counter()
         drafter, params = replace(decoder.drafter, block_size=size), decoder.draft_params
+        if self.context is not None and (size > 1 or self.waiting + until - self.rounds > PENDING):
+            context = catch_up(drafter, params, self.context, self.state.draft_cache)
+            self.state, self.context, self.waiting = self.state.replace(draft_cache=context), None, 0
         if size > 1:
             self._advance(drafter, params, until)
             return time.perf_counter() - started
-        context = self.state.draft_cache
-        self.state = self.state.replace(draft_cache=self._nothing_pending())
+        if self.context is None:
+            self.context = self.state.draft_cache
+            self.state = self.state.replace(draft_cache=self._nothing_pending())
+        before = self.rounds
         self._advance(Resting(), None, until)
-        if not self.done:
-            context = jax.block_until_ready(catch_up(drafter, params, context, self.state.draft_cache))
-        self.state = self.state.replace(draft_cache=context)
+        self.waiting += self.rounds - before
         return time.perf_counter() - started
 
     def _advance(self, drafter: Drafter, draft_params: Params, until: int) -> None:

@@ -74,7 +74,7 @@ class TestTheController:
 
     def test_it_comes_back_when_the_drafter_grows_good(self) -> None:
         _, _, controller = simulate([0.0] * 7, 300)
-        for _ in range(12):
+        for _ in range(20):
             size, rounds = controller.next()
             accepted = np.full((1, rounds), size - 1)
             controller.saw(size, accepted + 1, accepted, COSTS[size] * rounds)
