@@ -35,11 +35,8 @@ PROBE = 2
 FIRST_REST, LONGEST_REST = 128, 1024
 """Plain rounds before a probe; twice as many after every one that was in vain."""
 
-MEASURED = 8
-"""Rounds by which a block size's cost is measured at first."""
-
-WARM = 3
-"""Calls of a program before it is timed: one compiles, and jit finds its short way to a program only after two more."""
+MEASURED, TURNS = 8, 3
+"""Rounds by which a block size's cost is measured at first, and how often."""
 
 PENDING = 128
 """Most plain rounds in a row whose features wait to be absorbed: for the next draft, or for good if the text ends."""
@@ -180,19 +177,21 @@ class AdaptiveDecoder:
             ValueError: if they leave no room to measure plain decoding. Larger sizes for which they leave none are not
                 chosen from.
         """
-        costs, reach = {}, (MEASURED + WARM) * self.decoder.drafter.block_size
-        for size in self.block_sizes:
-            run = _Run(self, self.start(prompts, max_new_tokens, (), sampling))
-            run.go_on(reach)
-            for until in range(1, WARM + 1):
-                run.segment(size, until)
-            before = run.rounds
-            seconds = run.segment(size, before + MEASURED)
-            if run.rounds > before:
-                costs[size] = seconds / (run.rounds - before)
-        if 1 not in costs:
+        found = {size: [] for size in self.block_sizes}
+        for turn in range(TURNS + 1):
+            for size, each in found.items():
+                run = _Run(self, self.start(prompts, max_new_tokens, (), sampling))
+                run.go_on((MEASURED + 1) * self.decoder.drafter.block_size)
+                run.segment(size, 1)
+                before = run.rounds
+                seconds = run.segment(size, before + MEASURED)
+                if turn and run.rounds > before:  # the first turn compiles
+                    each.append(seconds / (run.rounds - before))
+        if not found[1]:
             raise ValueError("the caches have no room to measure what a round costs; ask for more tokens")
-        self.controllers[len(prompts)] = Controller(costs)
+        self.controllers[len(prompts)] = Controller(
+            {size: float(np.median(each)) for size, each in found.items() if each}
+        )
 
     def generate(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY, logprobs=None) -> Generation:
         """As :meth:`~dflash_jax.generate.Decoder.generate`. The first call for a batch size begins with
