@@ -33,10 +33,10 @@ PROBE = 2
 """Rounds of a probe: drafting again, one draft, after a while of plain decoding; if it stands, more are tried."""
 
 FIRST_REST, LONGEST_REST = 128, 1024
-"""Plain rounds before a probe; twice as many after every one that was in vain."""
+"""Plain rounds before a probe; twice as many after every one in which no draft stood."""
 
-MEASURED, TURNS = 8, 3
-"""Rounds by which a block size's cost is measured at first, and how often."""
+SHORT, LONG, TURNS = 2, 12, 3
+"""Rounds of the two segments whose difference is what a round costs at first, without the call; and how often."""
 
 PENDING = 128
 """Most plain rounds in a row whose features wait to be absorbed: for the next draft, or for good if the text ends."""
@@ -47,6 +47,9 @@ MEMORY = 0.9
 PRIOR = 4
 """Trials that a place is taken to have had with the drafts' rate on the whole: a place that is not tried any more tends
 to that rate, and so is tried again."""
+
+HOPE = 3
+"""Drafts that are taken to have stood before any was tried."""
 
 FORGETTING = 0.02
 """Share by which a cost that a segment did not measure goes back to what was measured at first: a block size that was
@@ -78,14 +81,14 @@ class Controller:
     def best(self) -> int:
         """The block size of most expected tokens per second. A place that was hardly tried is taken to be as good as
         drafts on the whole; without any trial all stand."""
-        known = (self.stood.sum() + 1) / (self.tried.sum() + 1)
+        known = (self.stood.sum() + HOPE) / (self.tried.sum() + HOPE)
         rates = (self.stood + PRIOR * known) / (self.tried + PRIOR)
         return max(self.costs, key=lambda size: expected_length(rates, size) / self.costs[size])
 
     def next(self) -> tuple[int, int]:
         """Block size and number of rounds of the next segment."""
-        if self.rest > 0:
-            return 1, min(self.rest, PENDING)
+        if self.rest > 0 or len(self.costs) == 1:
+            return 1, min(self.rest or PENDING, PENDING)
         best = self.best()
         if best > 1:
             return best, SEGMENT if self.tried.sum() else PROBE
@@ -94,7 +97,7 @@ class Controller:
     def saw(self, size: int, counts: np.ndarray, accepted: np.ndarray, seconds: float | None) -> None:
         """Take in a segment: its ledger ``[B, rounds]``, and how long it took (None: unknown)."""
         rounds = counts.shape[1]
-        if seconds is not None and rounds:
+        if seconds is not None and rounds > PROBE:  # in a shorter one the call is too large a part
             for other in self.costs.keys() - {size}:
                 self.costs[other] += FORGETTING * (self.first[other] - self.costs[other])
             weight = 1 - 0.75 ** (rounds / SEGMENT)
@@ -109,7 +112,8 @@ class Controller:
         if self.best() > 1:
             self.pause = FIRST_REST
         else:
-            self.rest, self.pause = self.pause, min(2 * self.pause, LONGEST_REST)
+            self.rest = self.pause
+            self.pause = FIRST_REST if stood.any() else min(2 * self.pause, LONGEST_REST)
 
 
 @struct.dataclass
@@ -181,12 +185,13 @@ class AdaptiveDecoder:
         for turn in range(TURNS + 1):
             for size, each in found.items():
                 run = _Run(self, self.start(prompts, max_new_tokens, (), sampling))
-                run.go_on((MEASURED + 1) * self.decoder.drafter.block_size)
-                run.segment(size, 1)
-                before = run.rounds
-                seconds = run.segment(size, before + MEASURED)
-                if turn and run.rounds > before:  # the first turn compiles
-                    each.append(seconds / (run.rounds - before))
+                run.go_on((2 + SHORT + LONG) * self.decoder.drafter.block_size)
+                run.segment(1, 1)
+                run.segment(size, 2)
+                short, few = run.segment(size, 2 + SHORT), run.rounds - 2
+                long, many = run.segment(size, 2 + SHORT + LONG), run.rounds - 2 - few
+                if turn and many > few:  # the first turn compiles
+                    each.append(max(long - short, 0.5 * long) / (many - few))
         if not found[1]:
             raise ValueError("the caches have no room to measure what a round costs; ask for more tokens")
         self.controllers[len(prompts)] = Controller(
@@ -241,7 +246,7 @@ class _Run:
         decoder, started = self.decoder, time.perf_counter()
         drafter, params = replace(decoder.drafter, block_size=size), decoder.draft_params
         if self.context is not None and (size > 1 or self.waiting + until - self.rounds > PENDING):
-            context = catch_up(drafter, params, self.context, self.state.draft_cache)
+            context = catch_up(decoder.drafter, params, self.context, self.state.draft_cache)
             self.state, self.context, self.waiting = self.state.replace(draft_cache=context), None, 0
         if size > 1:
             self._advance(drafter, params, until)

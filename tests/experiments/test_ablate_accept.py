@@ -20,7 +20,7 @@ from experiments import ablate_accept
 from experiments import pair as pairs
 from experiments.laboratory.arguments import QUICK, Args, settled
 from experiments.laboratory.judge import drafted, opinion_of, straying_of
-from experiments.laboratory.markdown import BEGIN, END, put, tables
+from experiments.laboratory.markdown import tables
 from experiments.laboratory.plan import left_out, prepare_rules, rules_at
 from experiments.laboratory.rows import Row, best_lossless, perplexity_change, quotient
 from experiments.laboratory.study import row_from
@@ -294,21 +294,6 @@ def test_quick_changes_only_what_is_not_given(given):
     assert settled(Args(quick=True, max_samples=5)) == Args(quick=True, **QUICK | dict(max_samples=5))
     assert settled(replace(given, quick=True)).pair is None
     assert settled(Args()).pair == "tiny-gpt-oss"
-
-
-def test_a_page_takes_the_tables(ran):
-    found = json.loads((ran[2] / "deep" / "a.json").read_text())
-    page = f"# Rules\n{BEGIN}\nold\n{END}\nmore\n"
-    assert put(page, tables(found)) == f"# Rules\n{BEGIN}\n{tables(found)}\n{END}\nmore\n"
-    with pytest.raises(ValueError, match="figures: begin"):
-        put("# Rules", "x")
-
-
-def test_the_page_has_the_committed_figures():
-    """docs/accept_rules.md is redone with ``python -m experiments.laboratory.markdown``, not by hand."""
-    page = (ROOT / "docs" / "accept_rules.md").read_text()
-    found = json.loads((ROOT / "experiments" / "results" / "ablate_accept.json").read_text())
-    assert put(page, tables(found)) == page
 
 
 def test_help_has_examples(capsys):

@@ -9,9 +9,11 @@ from dflash_jax import adaptive as adaptive_module
 from dflash_jax.adaptive import LONGEST_REST, PENDING, PROBE, AdaptiveDecoder, Controller, _Run
 from dflash_jax.generate import Decoder
 from dflash_jax.rules import ACCEPT
-from dflash_jax.settings import SamplingParams
+from dflash_jax.sampling import distribution
+from dflash_jax.settings import SamplingParams, packed
 from tests.support.drafters import tiny_drafter
 from tests.support.families import family
+from tests.support.mass import chance, mass_of
 from tests.support.texts import random_prompts
 
 COSTS = {1: 1.0, 2: 1.5, 4: 1.9, 8: 2.5}
@@ -96,6 +98,9 @@ class TestTheController:
         monkeypatch.setattr(Controller, "best", lambda self: 8)
         assert simulate([0.0] * 7, 512)[0] < 0.95
 
+    def test_without_another_size_it_decodes_plainly(self) -> None:
+        assert Controller({1: 1.0}).next() == (1, PENDING)
+
     def test_segments_fit_what_waits(self) -> None:
         controller = Controller(dict(COSTS))
         controller.rest = 10 * PENDING
@@ -110,13 +115,13 @@ SCHEDULE = [(8, 2), (1, 5), (3, 4), (1, PENDING), (8, 1), (3, 2), (8, 50)]
 class Scripted(Controller):
     """Chooses by a list, over and over."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.turn = -1
+    def __init__(self, costs: dict[int, float], schedule=SCHEDULE) -> None:
+        super().__init__(costs)
+        self.schedule, self.turn = schedule, -1
 
     def next(self) -> tuple[int, int]:
         self.turn += 1
-        return SCHEDULE[self.turn % len(SCHEDULE)]
+        return self.schedule[self.turn % len(self.schedule)]
 
 
 def adaptive(chosen, drafter, params, rule) -> AdaptiveDecoder:
@@ -142,6 +147,23 @@ def test_no_token_depends_on_the_widths(name: str, rule: str) -> None:
         np.testing.assert_allclose(mine.values, theirs.values, rtol=0, atol=1e-9)
     assert set(found.widths.tolist()) == {1, 3, 8} and len(found.widths) == found.rounds
     assert ((found.counts >= 1) & (found.counts <= found.widths) | (found.counts == 0)).all()
+
+
+def test_the_law_does_not_depend_on_the_widths() -> None:
+    """Under a rule whose text does: every token is a draw from the target's own distribution."""
+    chosen, rows = family("qwen3-untied"), 512
+    (prompt,) = random_prompts(chosen, (5,))
+    decoder = Decoder(chosen.target, chosen.params, *tiny_drafter("mixed", "qwen3-untied"), rule=ACCEPT["block"])
+    switch = Scripted({1: 1.0, 3: 1.0, 8: 1.0}, schedule=((8, 1), (1, 1), (3, 2), (1, 3), (8, 9)))
+    sampling = [SamplingParams(1.5, seed=row) for row in range(rows)]
+    found = AdaptiveDecoder(decoder, (3,), {rows: switch}).generate([prompt] * rows, 9, sampling=sampling)
+    assert set(found.widths.tolist()) == {1, 3, 8} and found.accepted.max() > 1
+    said = np.array(found.tokens)
+    whole = np.concatenate([np.tile(prompt, (rows, 1)), said[:, :-1]], axis=1).astype(np.int32)
+    step = jax.jit(chosen.target.step)
+    hidden = step(chosen.params, whole, chosen.target.init_cache(*whole.shape, whole.shape[1])).hidden
+    p = np.asarray(distribution(chosen.target.unembed(chosen.params, hidden), packed(sampling)[0]))[:, 4:]
+    assert chance(mass_of(p, said, np.random.default_rng(0))[:, 1:], 40) > 1e-3
 
 
 def drafted_after(chosen, weights, drafter, prompt: list[int]) -> np.ndarray:

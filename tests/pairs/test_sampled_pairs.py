@@ -1,8 +1,7 @@
 """The shipped pairs' sampled text, by every rule, against the target's own distribution after every prefix of it.
 
 Rows of one batch have rules and settings of their own, greedy ones among them, and one rule divides by a wrong q. Each
-token said is a draw from a known distribution, so the mass of the likelier tokens, and of a random part of its own, is
-uniform in [0, 1): a chi-square test of equal parts, over all texts and positions of a rule. Seeds are fixed.
+token said is a draw from a known distribution: a chi-square test over all texts and positions of a rule. Fixed seeds.
 """
 
 import functools
@@ -24,6 +23,7 @@ from dflash_jax.settings import SamplingParams, packed
 from experiments.corpus import load_tokenizer
 from experiments.pair import PAIRS
 from experiments.prompts import read_rows
+from tests.support.mass import chance, mass_of
 
 PROMPT, ROWS, TOKENS, CALLS, PARTS = 12, 96, 3, 8, 6
 
@@ -106,9 +106,7 @@ class Texts:
 
     @property
     def chance(self) -> float:
-        """Of so uneven a spread, if all parts of [0, 1) are equally likely."""
-        counts, expected = np.histogram(self.mass, PARTS, (0, 1))[0], self.mass.size / PARTS
-        return float(jax.scipy.stats.chi2.sf(((counts - expected) ** 2).sum() / expected, PARTS - 1))
+        return chance(self.mass, PARTS)
 
 
 @functools.cache
@@ -128,10 +126,9 @@ def texts_of(pair: str) -> dict[AcceptRule, Texts]:
         said = np.array(out.tokens)
         whole = np.concatenate([np.tile(prompt, (ROWS, 1)), said[:, :-1]], axis=1).astype(np.int32)
         p = np.asarray(teacher_forced(target, params, whole, packed(rows)[0]), np.float64)[:, PROMPT - 1 :]
-        own = np.take_along_axis(p, said[..., None], axis=-1)
-        before = (p > own) | ((p == own) & (np.arange(p.shape[-1]) < said[..., None]))
-        mass = (np.where(before, p, 0).sum(-1) + rng.random(said.shape) * own[..., 0]) / p.sum(-1)
-        calls.append((mass, own[..., 0] == 1, out.accepted[:, 0], np.array([row.greedy for row in rows])))
+        sure = np.take_along_axis(p, said[..., None], axis=-1)[..., 0] == 1
+        greedy = np.array([row.greedy for row in rows])
+        calls.append((mass_of(p, said, rng), sure, out.accepted[:, 0], greedy))
     mass, argmax, accepted, greedy = map(np.concatenate, zip(*calls, strict=True))
     mine = [np.arange(len(mass)) % len(rules) == at for at in range(len(rules))]
     return {
