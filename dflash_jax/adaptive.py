@@ -27,13 +27,16 @@ from dflash_jax.shapes import Array, Float, Int
 from dflash_jax.speculate import SpecState
 
 SEGMENT = 12
-"""Drafted rounds between two decisions."""
+"""Most drafted rounds between two decisions: as many as the first draft's trials that are remembered."""
 
 PROBE = 2
 """Rounds of a probe: drafting again, one draft, after a while of plain decoding; if it stands, more are tried."""
 
-FIRST_REST, LONGEST_REST = 128, 1024
-"""Plain rounds before a probe; twice as many after every one in which no draft stood."""
+FIRST_REST, LONGEST_REST = 128, 2048
+"""Plain rounds before a probe; four times as many after every one in which no draft stood."""
+
+FADED = 0.2
+"""Weight of what was known of acceptance before such a rest: the text has gone on."""
 
 SHORT, LONG, TURNS = 2, 12, 3
 """Rounds of the two segments whose difference is what a round costs at first, without the call; and how often."""
@@ -64,7 +67,8 @@ class Controller:
         costs: block size -> seconds of a round, 1 being plain decoding. Measured anew with every segment of that size;
             ``first``: as they were given.
         stood, tried: per draft place, see :func:`~dflash_jax.metrics.draft_trials`, older rounds weighing less.
-        rest: plain rounds still to go before the next probe; ``pause``: how many there will be after a vain one.
+        rest: plain rounds still to go before the next probe; ``pause``: how many there will be after a vain one;
+            ``rested``: whether nothing was drafted since then, or ever.
     """
 
     costs: dict[int, float]
@@ -73,6 +77,7 @@ class Controller:
     tried: np.ndarray = field(init=False)
     rest: int = 0
     pause: int = FIRST_REST
+    rested: bool = True
 
     def __post_init__(self) -> None:
         self.first = dict(self.costs)
@@ -90,9 +95,9 @@ class Controller:
         if self.rest > 0 or len(self.costs) == 1:
             return 1, min(self.rest or PENDING, PENDING)
         best = self.best()
-        if best > 1:
-            return best, SEGMENT if self.tried.sum() else PROBE
-        return min(size for size in self.costs if size > 1), PROBE
+        if self.rested or best == 1:
+            return min(size for size in self.costs if size > 1), PROBE
+        return best, int(np.clip(self.tried[0], PROBE, SEGMENT))
 
     def saw(self, size: int, counts: np.ndarray, accepted: np.ndarray, seconds: float | None) -> None:
         """Take in a segment: its ledger ``[B, rounds]``, and how long it took (None: unknown)."""
@@ -103,7 +108,8 @@ class Controller:
             weight = 1 - 0.75 ** (rounds / SEGMENT)
             found = min(seconds / rounds, 2 * self.costs[size])  # a machine that stopped once is no block's cost
             self.costs[size] += weight * (found - self.costs[size])
-        if size == 1:
+        self.rested = size == 1
+        if self.rested:
             self.rest = max(self.rest - rounds, 0)
             return
         keep = MEMORY ** min(rounds, SEGMENT)
@@ -113,7 +119,8 @@ class Controller:
             self.pause = FIRST_REST
         else:
             self.rest = self.pause
-            self.pause = FIRST_REST if stood.any() else min(2 * self.pause, LONGEST_REST)
+            self.pause = FIRST_REST if stood.any() else min(4 * self.pause, LONGEST_REST)
+            self.stood, self.tried = FADED * self.stood, FADED * self.tried
 
 
 @struct.dataclass
