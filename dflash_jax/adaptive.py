@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from dflash_jax.generate import Decoder, run_rounds
+from dflash_jax.generate import FOREVER, Decoder, run_rounds
 from dflash_jax.generation import Generation, collect
 from dflash_jax.metrics import draft_trials, expected_length
 from dflash_jax.plain import NoDrafter
@@ -29,7 +29,7 @@ from dflash_jax.speculate import SpecState
 SEGMENT = 12
 """Most drafted rounds between two decisions: as many as the first draft's trials that are remembered."""
 
-PROBE = 2
+PROBE = 4
 """Rounds of a probe: drafting again, one draft, after a while of plain decoding; if it stands, more are tried."""
 
 FIRST_REST, LONGEST_REST = 128, 2048
@@ -199,6 +199,8 @@ class AdaptiveDecoder:
                 long, many = run.segment(size, 2 + SHORT + LONG), run.rounds - 2 - few
                 if turn and many > few:  # the first turn compiles
                     each.append(max(long - short, 0.5 * long) / (many - few))
+                if not turn and size == 1:
+                    run.plainly(run.rounds + 1)
         if not found[1]:
             raise ValueError("the caches have no room to measure what a round costs; ask for more tokens")
         self.controllers[len(prompts)] = Controller(
@@ -218,7 +220,10 @@ class AdaptiveDecoder:
         while not run.done:
             size, count = controller.next()
             before, programs = run.rounds, _programs()
-            seconds = run.segment(size, before + count)
+            if size == 1 and controller.rest >= run.left:
+                seconds = run.plainly(FOREVER)
+            else:
+                seconds = run.segment(size, before + count)
             known = _programs() == programs  # else something was compiled meanwhile
             controller.saw(size, *run.ledger(before), seconds if known else None)
             sizes += [size] * (run.rounds - before)
@@ -247,6 +252,18 @@ class _Run:
         budget = jnp.maximum(state.ends.budget, jnp.minimum(reach, room).astype(jnp.int32))
         self.state = state.replace(ends=state.ends.replace(budget=budget), done=jnp.copy(state.broken))
         self.done = bool(state.broken.all())
+
+    @property
+    def left(self) -> int:
+        """Most rounds that a row may still need."""
+        return int((self.state.ends.budget - self.state.delivered).max())
+
+    def plainly(self, until: int) -> float:
+        """Plain rounds of a text that will be drafted no more: nothing is laid aside. The seconds they took."""
+        started = time.perf_counter()
+        self.state = self.state.replace(draft_cache=NoDrafter().init_cache(0, 0, 0))
+        self._advance(NoDrafter(), None, until)
+        return time.perf_counter() - started
 
     def segment(self, size: int, until: int) -> float:
         """Rounds of one block size; the seconds they took."""

@@ -85,7 +85,7 @@ class TestTheController:
     def test_costs_follow_the_clock(self) -> None:
         controller = Controller(dict(COSTS))
         for _ in range(90):
-            controller.saw(8, np.full((1, 4), 4), np.full((1, 4), 3), seconds=4 * 9.0)
+            controller.saw(8, np.full((1, 5), 4), np.full((1, 5), 3), seconds=5 * 9.0)
         assert controller.costs[8] == pytest.approx(9.0, rel=0.01)
         assert controller.best() != 8
 
