@@ -43,8 +43,8 @@ WRONG = 0.01
 """The value of every weight of the useless drafter."""
 
 NOTE = (
-    "fixed block, adaptive: speed over plain decoding's; tok/round: of adaptive decoding, plain rounds counted. Where\n"
-    "the drafter is useless, adaptive decoding still tries it now and then: a little below 1.00x is what that costs."
+    "fixed block, adaptive: speed over plain decoding's; tok/round: of adaptive decoding's first repeat, plain rounds\n"
+    "counted. Where the drafter is useless, it is still tried now and then: what is missing to 1.00x is the price."
 )
 
 
@@ -62,7 +62,8 @@ class Outcome:
 
     Attributes:
         fixed, adaptive: speed against plain decoding: median, least and largest of the repeats.
-        acceptance_length: tokens per adaptive round, plain ones counted; ``rounds``: their number by block size.
+        acceptance_length: tokens per adaptive round of the first repeat, plain ones counted.
+        rounds: adaptive rounds by block size, of all repeats.
         agreement: share of the adaptive texts that are the plain ones; ``ties``: how many part where rounding
             explains it.
     """
