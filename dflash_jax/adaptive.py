@@ -221,7 +221,7 @@ class AdaptiveDecoder:
             size, count = controller.next()
             before, programs = run.rounds, _programs()
             if size == 1 and controller.rest >= run.left:
-                seconds = run.plainly(FOREVER)
+                seconds = run.plainly(int(FOREVER))
             else:
                 seconds = run.segment(size, before + count)
             known = _programs() == programs  # else something was compiled meanwhile
