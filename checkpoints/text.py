@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 import jax
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from dflash_jax.generate import Decoder
 from dflash_jax.generation import Generation, cut_rows
 from dflash_jax.settings import GREEDY, SamplingParams
+
+BROKEN = "\ufffd"
+"""What bytes that are no character, or none yet, are decoded to."""
 
 TOKENS_PER_LOOK = 16
 """About as many tokens are decoded between two looks at the text, some in vain behind a stop string."""
@@ -22,7 +24,8 @@ TOKENS_PER_LOOK = 16
 class Piece:
     """``text`` of one or more tokens, whole characters only; ``drafted``: the token that completed it was a draft.
 
-    Bytes that are no character stand as U+FFFD, but an unfinished character at the end of a text is not shown.
+    Bytes that are no character stand as U+FFFD. At the end of a text U+FFFD is taken for an unfinished character, and
+    not shown.
     """
 
     text: str
@@ -48,7 +51,8 @@ class TextDecoder:
         stop_ids: ids that end a row, such as the end-of-text token.
 
     Raises:
-        ValueError: for an empty stop string, which would end every text at once, or a decoder that cannot stream.
+        ValueError: for an empty stop string, which would end every text at once, a string in place of a tuple, or a
+            decoder that cannot stream.
     """
 
     decoder: Decoder
@@ -57,6 +61,8 @@ class TextDecoder:
     stop_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            raise ValueError(f"stop {self.stop!r}: expected a tuple of strings, such as ({self.stop!r},)")
         if "" in self.stop:
             raise ValueError("stop '': an empty string ends every text at once; give at least one character")
         if not isinstance(self.decoder, Decoder):
@@ -89,7 +95,7 @@ class TextDecoder:
         stop = (*stop, *self.stop_ids)
         if not self.stop:
             return self.decoder.generate(prompts, max_new_tokens, stop, sampling, logprobs)
-        rows = [_Watch(self.tokenizer, self.stop) for _ in prompts]
+        rows = [_Watch(Characters(self.tokenizer), self.stop) for _ in prompts]
         rounds = max(1, round(2 * TOKENS_PER_LOOK / (1 + self.decoder.drafter.block_size)))
         segments = self.decoder.stream(prompts, max_new_tokens, stop, sampling, logprobs, rounds)
         found = next(segments)
@@ -119,27 +125,58 @@ class TextDecoder:
 
 
 @dataclass
+class Characters:
+    """The text of a row as its tokens come, whole characters only.
+
+    Tokens wait for the end of a character. They are decoded behind those of the characters before, because decoders
+    write the beginning of a text in another way. Some (``ByteFallback``) take whole characters back when a broken byte
+    follows: those were told, and what waits is then decoded alone.
+    """
+
+    tokenizer: Tokenizer
+    told: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+
+    def hear(self, token: int) -> str:
+        """The characters that a token completes."""
+        self.waiting.append(token)
+        text = self._waiting()
+        if not text or text.endswith(BROKEN):
+            return ""
+        self.told, self.waiting = self.waiting, []
+        return text
+
+    @property
+    def begun(self) -> str:
+        """The whole characters of what waits: the rest of a text that ends here."""
+        return self._waiting().rstrip(BROKEN)
+
+    def _waiting(self) -> str:
+        before, whole = (self._decoded(ids) for ids in (self.told, self.told + self.waiting))
+        return whole[len(before) :] if whole.startswith(before) else self._decoded(self.waiting)
+
+    def _decoded(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@dataclass
 class _Watch:
     """Looks for stop strings in a row as its tokens come. ``length``: tokens up to the one that completed one."""
 
-    tokenizer: Tokenizer
+    characters: Characters
     stops: tuple[str, ...]
     length: int | None = None
     heard: int = 0
     tail: str = ""
-    waiting: list[int] = field(default_factory=list)
-    stream: DecodeStream = field(default_factory=lambda: DecodeStream(skip_special_tokens=False))
 
     def hear(self, ids: Sequence[int]) -> None:
         for token in ids:
             if self.length is not None:
                 return
             self.heard += 1
-            self.waiting.append(token)
-            if text := self.stream.step(self.tokenizer, token):
-                self.tail, self.waiting = self.tail + text, []
-            begun = whole_characters(self.tokenizer, self.waiting)  # a string may end where a character begins
-            if first_stop(self.tail + begun, self.stops) is not None:
+            self.tail += self.characters.hear(token)
+            # a string may end where a character begins
+            if first_stop(self.tail + self.characters.begun, self.stops) is not None:
                 self.length = self.heard
             self.tail = self.tail[-max(map(len, self.stops)) :]
 
@@ -167,17 +204,13 @@ def stream_tokens(
 
 
 def pieces(tokens: Iterator[tuple[int, bool]], tokenizer: Tokenizer) -> Iterator[Piece]:
-    """The text of a token stream. A character that spans tokens waits for its last one; joined, the pieces are the
-    decoded text of the whole row, without an unfinished character at its end."""
-    stream, ids, sent, drafted = DecodeStream(skip_special_tokens=False), [], "", False
+    """The text of a token stream; joined, the pieces are :func:`whole_characters` of all tokens."""
+    characters, drafted = Characters(tokenizer), False
     for token, drafted in tokens:
-        ids.append(token)
-        if text := stream.step(tokenizer, token):
-            sent += text
+        if text := characters.hear(token):
             yield Piece(text, drafted)
-    whole = whole_characters(tokenizer, ids)
-    if len(whole) > len(sent):
-        yield Piece(whole[len(sent) :], drafted)
+    if characters.begun:
+        yield Piece(characters.begun, drafted)
 
 
 def until(pieces: Iterator[Piece], stops: Sequence[str]) -> Iterator[Piece]:
@@ -209,7 +242,8 @@ def first_stop(text: str, stops: Sequence[str]) -> int | None:
 
 def whole_characters(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """The decoded ids without an unfinished character at their end."""
-    return tokenizer.decode(ids, skip_special_tokens=False).rstrip("\ufffd")
+    characters = Characters(tokenizer)
+    return "".join(map(characters.hear, ids)) + characters.begun
 
 
 def _started(text: str, stop: str) -> int:

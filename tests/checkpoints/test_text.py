@@ -5,10 +5,10 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from checkpoints.text import Piece, TextDecoder, until
+from checkpoints.text import Piece, TextDecoder, first_stop, pieces, until, whole_characters
 from dflash_jax.generate import Decoder
 from tests.support.oracle import ScriptedDrafter, script
-from tests.support.reciter import Reciter, byte_tokenizer
+from tests.support.reciter import Reciter, byte_tokenizer, fallback_tokenizer
 
 TEXT = "The quick brown fox"
 
@@ -60,11 +60,11 @@ def test_B06_an_unfinished_stop_string_is_shown_at_the_end():
 
 
 def test_B06_the_decoder_is_asked_no_further():
-    def pieces():
+    def asked():
         yield Piece("The quick brown fox", False)
         raise AssertionError("a round after the stop string")
 
-    assert [piece.text for piece in until(pieces(), ("own f",))] == ["The quick br"]
+    assert [piece.text for piece in until(asked(), ("own f",))] == ["The quick br"]
 
 
 def test_without_stop_strings_the_pieces_pass_as_they_are():
@@ -171,6 +171,42 @@ def test_stop_ids_end_rows_of_ids_too(stop) -> None:
     assert (out.tokens[0][-1], out.finish) == (end, ["stop"])
 
 
-def test_an_empty_stop_string_is_refused() -> None:
+def test_stop_strings_that_cannot_be_meant_are_refused() -> None:
     with pytest.raises(ValueError, match="stop ''"):
         reciting(FOX, [[7]], ("",))
+    with pytest.raises(ValueError, match=r"expected a tuple of strings, such as \('own f',\)"):
+        reciting(FOX, [[7]], "own f")
+
+
+FALLBACK = fallback_tokenizer()
+
+
+def shown_of(ids: list[int], tokenizer, *stops: str) -> list[str]:
+    return [piece.text for piece in until(pieces(((token, False) for token in ids), tokenizer), stops)]
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, FALLBACK], ids=["bytes", "fallback"])
+class TestB62Characters:
+    def test_B62_of_a_text_none_is_split(self, tokenizer) -> None:
+        text = "a é(🎉漢字 👩‍💻!"
+        parts = shown_of(tokenizer.encode(text).ids, tokenizer)
+        assert "".join(parts) == text and not any("\ufffd" in part for part in parts)
+        assert "🎉" in parts
+
+    def test_B62_any_bytes_show_the_same_streamed_and_at_once(self, tokenizer) -> None:
+        """Broken characters among them: what was shown stays, and one that is unfinished at the end is not."""
+        rng, whole = np.random.default_rng(0), tokenizer.encode("a 🎉é漢(").ids
+        for _ in range(300):
+            parts = [whole[start : start + size] for start, size in rng.integers((0, 1), (len(whole), 5), (4, 2))]
+            ids = [token for part in parts for token in part]
+            text = whole_characters(tokenizer, ids)
+            assert "".join(shown_of(ids, tokenizer)) == text and not text.endswith("\ufffd")
+            for end in range(len(ids)):
+                assert text.startswith(whole_characters(tokenizer, ids[:end]))
+            for stop in ("é", "(a", " 🎉"):
+                assert "".join(shown_of(ids, tokenizer, stop)) == text[: first_stop(text, (stop,))]
+
+    def test_B62_a_broken_character_takes_no_whole_one_back(self, tokenizer) -> None:
+        first, second = tokenizer.encode("a🎉").ids, tokenizer.encode("é").ids[:1]
+        assert whole_characters(tokenizer, first + second) == "a🎉"
+        assert whole_characters(tokenizer, first + second + tokenizer.encode("(").ids) == "a🎉\ufffd("

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from dflash_jax.cache import Cache, step_positions
 from dflash_jax.protocols import StepOut
@@ -49,4 +49,16 @@ def byte_tokenizer(merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def fallback_tokenizer() -> Tokenizer:
+    """As of sentencepiece: a token per letter of a few, ``▁`` for a space, and bytes for every other character."""
+    words = [*(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghij(!"]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     return tokenizer
