@@ -275,10 +275,11 @@ class DFlashDrafter:
         return self.module.apply({"params": params}, x, cache.length[:, None], cache, method="block")
 
     def head(self, target: Target, target_params: Params, hidden: jax.Array) -> jax.Array:
-        """The target's head on drafter rows, with the drafter's multiplier and soft cap."""
-        logits = target.unembed(target_params, hidden) * self.config.output_multiplier
-        cap = self.config.final_logit_softcapping
-        return logits if cap is None else cap * jnp.tanh(logits / cap)
+        """The target's head on drafter rows, with the drafter's multiplier and soft cap. The vocabulary's padding stays
+        -inf: a cap would make it finite, and a draft."""
+        logits, cap = target.unembed(target_params, hidden), self.config.final_logit_softcapping
+        scaled = logits * self.config.output_multiplier
+        return jnp.where(jnp.isneginf(logits), logits, scaled if cap is None else cap * jnp.tanh(scaled / cap))
 
     def init(self, key: jax.Array) -> Params:
         """Random parameters."""

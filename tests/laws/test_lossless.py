@@ -1,15 +1,20 @@
 """Lossless law: whatever a drafter proposes, the greedy text is the target's own, token for token."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dflash_jax import speculate
-from dflash_jax.accept import Greedy
+from dflash_jax.accept import Block, Greedy, Match, Rejection
+from dflash_jax.draft_tree import TreeMatch
 from dflash_jax.generate import Decoder
 from dflash_jax.protocols import Verdict
+from dflash_jax.sampling import Dice, seed_keys
+from dflash_jax.settings import SamplingParams, packed, per_row
 from tests.support.drafters import tiny_drafter
 from tests.support.families import STEPS, Family, family
 from tests.support.loop import trace_anew
@@ -145,3 +150,21 @@ def test_B54_padding_rows_of_the_head_are_neither_proposed_nor_emitted(name: str
     assert (np.array(said.tokens) < tokens).all()
     hidden = jnp.ones((2, 3, padded.target.config.hidden_size))
     assert jnp.isneginf(masked.target.unembed(masked.params, hidden)[..., tokens:]).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 5.0])
+@pytest.mark.parametrize("rule", [Match(), Rejection(), Block(), TreeMatch(24)], ids=lambda rule: rule.name)
+def test_B54_nor_is_padding_proposed_below_a_soft_cap(rule, temperature: float) -> None:
+    """A cap is finite, -inf is not: of two places 4 tokens each are left to draft, and 4 + 16 nodes of a tree."""
+    chosen, tokens, rows = family("qwen3-untied"), 4, 32
+    drafter, params = tiny_drafter("mixed", "qwen3-untied", block_size=3)
+    assert drafter.config.final_logit_softcapping, "nothing is capped"
+    sampling, seeds = jax.tree.map(jnp.asarray, packed(per_row(SamplingParams(temperature, seed=1), rows)))
+    dice, anchor = Dice(seed_keys(seeds), jnp.ones(rows, jnp.int32)), jnp.arange(rows, dtype=jnp.int32) % tokens
+    choose, cache = partial(rule.choose, dice, sampling=sampling), drafter.init_cache(rows, 8, 4)
+    draft = drafter.propose(params, replace(chosen.target, tokens=tokens), chosen.params, anchor, cache, choose)
+    assert (draft.tokens < tokens).all() and jnp.unique(draft.tokens).size > 1
+    assert draft.tree is None or ((draft.tokens >= 0).sum(1) == 20).all()
+    if draft.q is not None:
+        assert (draft.q[..., tokens:] == 0).all() and jnp.allclose(draft.q[..., :tokens].sum(-1), 1)
+        assert ((draft.q[..., :tokens] > 0).sum(-1) == (4 if temperature else 1)).all()
