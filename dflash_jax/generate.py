@@ -9,6 +9,7 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from numbers import Integral
 
 import jax
 import jax.numpy as jnp
@@ -99,9 +100,9 @@ class Decoder:
             logprobs: also keep the log-probability of every token said and of this many likeliest ones.
 
         Raises:
-            ValueError: an empty prompt, a budget below 1, ids outside the vocabulary, too many stop ids, settings that
-                the rule does not honour, or no room left below the context limit. Nothing is compiled before these
-                checks.
+            ValueError: an empty prompt, a budget or a number of log-probabilities that is no integer or out of range,
+                ids outside the vocabulary, too many stop ids, settings that the rule does not honour, or no room left
+                below the context limit. Nothing is compiled before these checks.
         """
         lengths = np.array([len(prompt) for prompt in prompts], np.int32)
         budget = self._budgets(lengths, max_new_tokens)
@@ -109,8 +110,8 @@ class Decoder:
         hidden, vocabulary = self._row
         _check_ids(prompts, vocabulary)
         settings, seeds = self._settings(sampling, len(prompts))
-        if logprobs is not None and (isinstance(logprobs, bool) or not 0 <= logprobs <= vocabulary):
-            raise ValueError(f"logprobs {logprobs}: 0 to {vocabulary} alternatives")
+        if logprobs is not None and (not _is_integer(logprobs) or not 0 <= logprobs <= vocabulary):
+            raise ValueError(f"logprobs {logprobs!r}: expected an integer from 0 to {vocabulary}, or None")
         capacity = bucket(int((lengths + budget).max()) + self.width)
         chunk = next((size for size in CHUNKS if size >= lengths.max()), CHUNKS[-1])
         undo = undo_of(self.width)
@@ -142,7 +143,7 @@ class Decoder:
             sampling=settings,
             seeds=seeds,
             room=capacity,
-            alternatives=logprobs,
+            alternatives=None if logprobs is None else int(logprobs),
         )
 
     @property
@@ -204,6 +205,8 @@ class Decoder:
             if self.context_limit is None:
                 raise ValueError("max_new_tokens is needed: no context limit is known")
             return np.asarray(room, np.int32)
+        if not all(map(_is_integer, np.asarray(max_new_tokens, object).ravel())):
+            raise ValueError(f"max_new_tokens {max_new_tokens!r}: expected an integer, or one for each row")
         budget = np.broadcast_to(np.asarray(max_new_tokens, np.int32), lengths.shape)
         if (budget < 1).any():
             raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
@@ -235,6 +238,11 @@ def undo_of(width: int) -> int:
 def bucket(tokens: int) -> int:
     """The capacity that holds ``tokens`` positions: a power of two, at least 256."""
     return max(SMALLEST_CAPACITY, 1 << (tokens - 1).bit_length())
+
+
+def _is_integer(value: object) -> bool:
+    """Of Python or numpy, and no bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _check_ids(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:

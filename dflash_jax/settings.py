@@ -38,6 +38,7 @@ REFUSED = (
 NEUTRAL = {
     **dict.fromkeys(("repetition_penalty", "typical_p", "encoder_repetition_penalty"), (1.0,)),
     "forced_eos_token_id": (),
+    "response_format": ({"type": "text"},),
 }
 """The values that ask for nothing where that is not 0; None and empty ones always do."""
 
@@ -80,7 +81,8 @@ class SamplingParams:
 
     @classmethod
     def from_request(cls, request: Mapping[str, Any]) -> "SamplingParams":
-        """From sampling parameters by name, as vLLM's ``SamplingParams`` and OpenAI's requests have them.
+        """From sampling parameters by name, as vLLM's ``SamplingParams`` and OpenAI's requests have them: there the
+        temperature is 1 unless it is given.
 
         Raises:
             ValueError: for one that is not honoured at every position of a block, or is not known, by its name.
@@ -92,13 +94,14 @@ class SamplingParams:
             if name not in REFUSED:
                 raise ValueError(f"unknown sampling parameter {name!r}; known: {', '.join(sorted(known))}")
             if (isinstance(value, list | dict | tuple | str) and not value) or (
-                _is(value, Real) and value in NEUTRAL.get(name, (0,))
+                (_is(value, Real) or isinstance(value, dict)) and value in NEUTRAL.get(name, (0,))
             ):
                 continue
             raise ValueError(
                 f"{name} {value!r} is not supported: it would have to hold at every position of a block; leave it out"
             )
-        return cls(**{name: value for name, value in request.items() if name in known and value is not None})
+        given = {name: value for name, value in request.items() if name in known and value is not None}
+        return cls(**{"temperature": 1.0} | given)
 
 
 def _is(value: object, kind: type) -> bool:

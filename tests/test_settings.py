@@ -62,7 +62,8 @@ class TestRequests:
     def test_B15_those_that_are_honoured(self) -> None:
         request = {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "seed": 5}
         assert SamplingParams.from_request(request) == SamplingParams(0.7, 20, 0.9, 0.05, 5)
-        assert SamplingParams.from_request({"temperature": None, "seed": None}) == GREEDY
+        assert SamplingParams.from_request({"temperature": 0.0}) == GREEDY
+        assert SamplingParams.from_request({"temperature": None, "seed": None}) == SamplingParams(1.0)
         with pytest.raises(ValueError, match=r"min_p 2: expected a number from 0 to 1"):
             SamplingParams.from_request({"min_p": 2})
 
@@ -87,11 +88,16 @@ class TestRequests:
         [
             *(("repetition_penalty", 1), ("repetition_penalty", 1.0), ("typical_p", 1.0), ("presence_penalty", 0)),
             *(("frequency_penalty", 0.0), ("logit_bias", {}), ("bad_words", []), ("min_tokens", 0)),
-            *(("guided_regex", ""), ("epsilon_cutoff", 0.0), *((name, None) for name in REFUSED)),
+            *(
+                ("guided_regex", ""),
+                ("epsilon_cutoff", 0.0),
+                ("response_format", {"type": "text"}),
+                *((name, None) for name in REFUSED),
+            ),
         ],
     )
     def test_B15_values_that_ask_for_nothing_are_ignored(self, name: str, value) -> None:
-        assert SamplingParams.from_request({"top_k": 3, name: value}) == SamplingParams(top_k=3)
+        assert SamplingParams.from_request({"top_k": 3, name: value}) == SamplingParams(1.0, top_k=3)
 
     def test_B15_an_unknown_name_is_refused(self) -> None:
         with pytest.raises(

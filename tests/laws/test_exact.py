@@ -17,6 +17,7 @@ from dflash_jax.draft_tree import TreeMatch
 from dflash_jax.protocols import AcceptRule, Draft, Verdict
 from dflash_jax.rules import ACCEPT
 from dflash_jax.sampling import distribution
+from experiments.laboratory.plan import GREEDY_AT_ZERO
 from tests.support.exact import TOLERANCE, check_law, deviation
 from tests.support.loaded_dice import Round, of_probabilities, play
 from tests.support.tables import SETTINGS, Cases, all_cases, dyadic_cases, logits_of
@@ -131,6 +132,47 @@ class TestAcceptedDrafts:
     def test_match_and_one_hot_accept_alike(self, shape) -> None:
         match, one_hot = (played(ACCEPT[name], shape).accepted() for name in ("match", "one_hot"))
         np.testing.assert_allclose(match, one_hot, atol=TOLERANCE)
+
+
+def check_greedy(rule, shape) -> None:
+    """However the dice fall, as many drafts are accepted as by greedy and the same tokens are said."""
+    cases = all_cases(shape, GREEDY)
+    found, wanted = play(rule, cases), play(ACCEPT["greedy"], cases)
+    np.testing.assert_allclose(np.asarray(found.weight).sum((0, 1, 3)), 1, atol=TOLERANCE)
+    possible, count = np.asarray(found.possible), np.asarray(wanted.count)
+    assert (np.asarray(found.count) == count)[possible].all(), "other drafts are accepted"
+    unsaid = np.arange(wanted.said.shape[-1]) >= count[..., None]
+    same = (np.asarray(found.said) == np.asarray(wanted.said)) | unsaid
+    assert same[possible].all(), "other tokens are said"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
+@pytest.mark.parametrize("name", GREEDY_AT_ZERO)
+def test_at_temperature_0_it_accepts_and_says_what_greedy_does(name: str, shape) -> None:
+    check_greedy(ACCEPT[name], shape)
+
+
+@dataclass(frozen=True)
+class AnotherToken(accept.Match):
+    """Accepts as greedy does and goes on with another token."""
+
+    def __call__(self, dice, draft, logits, sampling) -> Verdict:
+        verdict = super().__call__(dice, draft, logits, sampling)
+        return verdict.replace(token=(verdict.token + 1) % logits.shape[-1])
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (ACCEPT["typical"], "other drafts are accepted"),
+        (Gaps(ACCEPT["match"], 1), "other drafts are accepted"),  # fewer, and the same is said
+        (AnotherToken(), "other tokens are said"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_another_rule_does_not_do_what_greedy_does(rule, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_greedy(rule, (3, 2))
 
 
 def on_the_lattice(program, rule: AcceptRule, cases: Cases) -> Cases:

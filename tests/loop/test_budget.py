@@ -5,7 +5,7 @@ import pytest
 
 from dflash_jax.generate import SMALLEST_CAPACITY, Decoder, bucket
 from dflash_jax.plain import NoDrafter
-from tests.support.families import family
+from tests.support.families import family, fresh
 from tests.support.oracle import ALL, script
 from tests.support.texts import greedy, lively_prompts, plain, random_prompts, scripted, speculate
 
@@ -78,6 +78,22 @@ def decoder(limit: int | None = None) -> Decoder:
 def test_B03_refusals(prompts, options, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decoder().generate(prompts, **options)
+
+
+start = fresh(Decoder.start)
+"""As its callers meet it: without the tests' own check of types."""
+
+
+@pytest.mark.parametrize("asked", [2.9, 2.0, np.float32(2), "2", True, np.True_, [2, 2.9], [True, 2], [2, None]])
+def test_B03_no_budget_is_rounded(asked) -> None:
+    with pytest.raises(ValueError, match=r"^max_new_tokens .*: expected an integer, or one for each row$") as refusal:
+        start(decoder(), [[1], [2]], asked)
+    assert repr(asked) in str(refusal.value)
+
+
+@pytest.mark.parametrize("asked", [3, np.int8(3), np.uint64(3), [3, np.int64(3)], (3, 3), np.array([3, 3])])
+def test_B03_integers_of_any_kind(asked) -> None:
+    assert start(decoder(), [[1], [2]], asked).ends.budget.tolist() == [3, 3]
 
 
 class TestB18ContextLimit:

@@ -129,14 +129,35 @@ def test_the_loop_needs_no_transfer() -> None:
     assert np.asarray(state.tokens)[:, :TOKENS].tolist() == [text[:TOKENS] for text in truth]
 
 
-def lowered(drafter, draft_params, rule=GREEDY, logprobs: int | None = None) -> jax.stages.Lowered:
-    """The rounds, before they are compiled."""
-    chosen = family(NAME)
-    decoder = Decoder(chosen.target, chosen.params, drafter, draft_params, rule=rule)
-    state = decoder.start(random_prompts(chosen, LENGTHS), TOKENS, logprobs=logprobs)
-    return generate.run_rounds.lower(
-        decoder.target, drafter, decoder.rule, decoder.params, draft_params, state, jnp.asarray(FOREVER)
-    )
+PROGRAMS = ("hear", "begin", "run_rounds")
+
+DRAWING = re.compile(rf"rng|threefry|{0x1BD11BDA}", re.IGNORECASE)
+"""Random numbers in optimised HLO. No name is left of a draw itself, but Threefry's constant is."""
+
+
+def compiled(drafter, draft_params, rule=GREEDY, logprobs: int | None = None) -> dict[str, str]:
+    """The optimised HLO of every program that decoding calls, by name."""
+    chosen, found = family(NAME), {}
+
+    def noted(name: str, program):
+        def call(*args, **kwargs):
+            found[name] = program.lower(*args, **kwargs).compile().as_text()
+            return program(*args, **kwargs)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in PROGRAMS:
+            patch.setattr(generate, name, noted(name, getattr(generate, name)))
+        decoder = Decoder(chosen.target, chosen.params, drafter, draft_params, rule=rule)
+        decoder.generate(random_prompts(chosen, LENGTHS), TOKENS, logprobs=logprobs)
+    return found
+
+
+def drawing(programs: dict[str, str]) -> list[str]:
+    """The names of those that hold random numbers."""
+    assert tuple(programs) == PROGRAMS
+    return [name for name, text in programs.items() if DRAWING.search(text)]
 
 
 def copied_shapes(program: str) -> set[str]:
@@ -145,12 +166,18 @@ def copied_shapes(program: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def program() -> str:
-    """The optimised HLO of the rounds."""
-    return lowered(*tiny_drafter("mixed", NAME)).compile().as_text()
+def programs() -> dict[str, str]:
+    """Those of greedy decoding with a drafter."""
+    return compiled(*tiny_drafter("mixed", NAME))
 
 
-class TestTheProgramOfTheRounds:
+@pytest.fixture(scope="module")
+def program(programs: dict[str, str]) -> str:
+    """That of the rounds."""
+    return programs["run_rounds"]
+
+
+class TestThePrograms:
     def test_it_has_one_loop(self, program: str) -> None:
         assert len(re.findall(r"= .*\bwhile\(", program)) == 1
 
@@ -170,12 +197,17 @@ class TestTheProgramOfTheRounds:
         lowered = jax.jit(lambda slots: slots.replace(k=slots.k.at[0, 0, 0].set(1.0))).lower(slots)
         assert ",".join(map(str, slots.k.shape)) in copied_shapes(lowered.compile().as_text())
 
-    def test_greedy_rounds_draw_nothing(self, program: str) -> None:
-        drawing = re.compile(r"rng|threefry|random_bits", re.IGNORECASE)
-        assert not drawing.search(program)
+    def test_greedy_decoding_draws_nothing(self, programs: dict[str, str]) -> None:
+        """Neither when it hears the prompt, nor for the first token, nor in a round."""
+        assert not drawing(programs)
         for logprobs in (None, 3):
-            assert not drawing.search(lowered(NoDrafter(), None, logprobs=logprobs).as_text())
-        assert drawing.search(lowered(NoDrafter(), None, Match()).as_text()), "a rule that draws must show"
+            assert not drawing(compiled(NoDrafter(), None, logprobs=logprobs))
+
+    def test_the_search_for_draws_can_find_them(self) -> None:
+        """In both programs that have the rule; and one draw by itself."""
+        assert drawing(compiled(*tiny_drafter("mixed", NAME), Match())) == ["begin", "run_rounds"]
+        alone = jax.jit(lambda key: jax.random.gumbel(key, (3,))).lower(jax.random.key(0)).compile().as_text()
+        assert DRAWING.search(alone) and not re.search("threefry", alone), "found by the constant alone"
 
     def test_the_search_for_loops_can_find_more(self) -> None:
         """A stacked mixture has a loop of its own over the experts in use."""

@@ -15,7 +15,7 @@ from dflash_jax.generation import Generation
 from dflash_jax.plain import NoDrafter
 from dflash_jax.settings import GREEDY, SamplingParams
 from tests.support.drafters import tiny_drafter
-from tests.support.families import Family, family
+from tests.support.families import Family, family, fresh
 from tests.support.loop import trace_anew
 from tests.support.oracle import script
 from tests.support.texts import cut_at, random_prompts, scripted
@@ -117,11 +117,23 @@ def test_B16_no_alternatives() -> None:
         np.testing.assert_array_equal(one.said, other.said)
 
 
-@pytest.mark.parametrize("asked", [-1, 62, True])
+start = fresh(Decoder.start)
+"""As its callers meet it: without the tests' own check of types."""
+
+
+@pytest.mark.parametrize("asked", [-1, 62, 2.5, 3.0, np.float64(3), "3", [3], True, np.True_, np.int8(-1)])
 def test_B16_other_numbers_are_refused(asked) -> None:
     chosen = family("gpt_oss-split")
-    with pytest.raises(ValueError, match=f"logprobs {asked}: 0 to 61"):
-        Decoder(chosen.target, chosen.params).start([[1]], 2, logprobs=asked)
+    with pytest.raises(ValueError, match="expected an integer from 0 to 61, or None") as refusal:
+        start(Decoder(chosen.target, chosen.params), [[1]], 2, logprobs=asked)
+    assert str(refusal.value).startswith(f"logprobs {asked!r}: ")
+
+
+@pytest.mark.parametrize("asked", [0, 3, np.int64(3), np.uint8(61)])
+def test_B16_integers_of_any_kind(asked) -> None:
+    chosen = family("gpt_oss-split")
+    state = start(Decoder(chosen.target, chosen.params), [[1]], 2, logprobs=asked)
+    assert state.logprobs.ids.shape[-1] == asked
 
 
 def rows_are_swapped(kept, logits, *rest):
