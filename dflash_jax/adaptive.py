@@ -17,110 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from dflash_jax.controller import Controller
 from dflash_jax.generate import FOREVER, Decoder, run_rounds
 from dflash_jax.generation import Generation, collect
-from dflash_jax.metrics import draft_trials, expected_length
 from dflash_jax.plain import NoDrafter
 from dflash_jax.protocols import Drafter, Params
 from dflash_jax.settings import GREEDY
 from dflash_jax.shapes import Array, Float, Int
 from dflash_jax.speculate import SpecState
 
-SEGMENT = 12
-"""Most drafted rounds between two decisions: as many as the first draft's trials that are remembered."""
-
-PROBE = 4
-"""Rounds of a probe: drafting again, one draft, after a while of plain decoding; if it stands, more are tried."""
-
-FIRST_REST, LONGEST_REST = 128, 2048
-"""Plain rounds before a probe; four times as many after every one in which no draft stood."""
-
-FADED = 0.2
-"""Weight of what was known of acceptance before such a rest: the text has gone on."""
-
 SHORT, LONG, TURNS = 2, 12, 3
 """Rounds of the two segments whose difference is what a round costs at first, without the call; and how often."""
 
 PENDING = 128
 """Most plain rounds in a row whose features wait to be absorbed: for the next draft, or for good if the text ends."""
-
-MEMORY = 0.9
-"""Weight of what was known of acceptance when a segment of new rounds comes in."""
-
-PRIOR = 4
-"""Trials that a place is taken to have had with the drafts' rate on the whole: a place that is not tried any more tends
-to that rate, and so is tried again."""
-
-HOPE = 3
-"""Drafts that are taken to have stood before any was tried."""
-
-FORGETTING = 0.02
-"""Share by which a cost that a segment did not measure goes back to what was measured at first: a block size that was
-slow once is tried again."""
-
-
-@dataclass
-class Controller:
-    """Chooses a block size; plain Python over numbers, kept from text to text.
-
-    Attributes:
-        costs: block size -> seconds of a round, 1 being plain decoding. Measured anew with every segment of that size;
-            ``first``: as they were given.
-        stood, tried: per draft place, see :func:`~dflash_jax.metrics.draft_trials`, older rounds weighing less.
-        rest: plain rounds still to go before the next probe; ``pause``: how many there will be after a vain one;
-            ``rested``: whether nothing was drafted since then, or ever.
-    """
-
-    costs: dict[int, float]
-    first: dict[int, float] = field(init=False)
-    stood: np.ndarray = field(init=False)
-    tried: np.ndarray = field(init=False)
-    rest: int = 0
-    pause: int = FIRST_REST
-    rested: bool = True
-
-    def __post_init__(self) -> None:
-        self.first = dict(self.costs)
-        self.stood, self.tried = np.zeros((2, max(self.costs) - 1))
-
-    def best(self) -> int:
-        """The block size of most expected tokens per second. A place that was hardly tried is taken to be as good as
-        drafts on the whole; without any trial all stand."""
-        known = (self.stood.sum() + HOPE) / (self.tried.sum() + HOPE)
-        rates = (self.stood + PRIOR * known) / (self.tried + PRIOR)
-        return max(self.costs, key=lambda size: expected_length(rates, size) / self.costs[size])
-
-    def next(self) -> tuple[int, int]:
-        """Block size and number of rounds of the next segment."""
-        if self.rest > 0 or len(self.costs) == 1:
-            return 1, min(self.rest or PENDING, PENDING)
-        best = self.best()
-        if self.rested or best == 1:
-            return min(size for size in self.costs if size > 1), PROBE
-        return best, int(np.clip(self.tried[0], PROBE, SEGMENT))
-
-    def saw(self, size: int, counts: np.ndarray, accepted: np.ndarray, seconds: float | None) -> None:
-        """Take in a segment: its ledger ``[B, rounds]``, and how long it took (None: unknown)."""
-        rounds = counts.shape[1]
-        if seconds is not None and rounds > PROBE:  # in a shorter one the call is too large a part
-            for other in self.costs.keys() - {size}:
-                self.costs[other] += FORGETTING * (self.first[other] - self.costs[other])
-            weight = 1 - 0.75 ** (rounds / SEGMENT)
-            found = min(seconds / rounds, 2 * self.costs[size])  # a machine that stopped once is no block's cost
-            self.costs[size] += weight * (found - self.costs[size])
-        self.rested = size == 1
-        if self.rested:
-            self.rest = max(self.rest - rounds, 0)
-            return
-        keep = MEMORY ** min(rounds, SEGMENT)
-        stood, tried = draft_trials(counts, accepted, len(self.stood) + 1, np.full(counts.shape, size))
-        self.stood, self.tried = keep * self.stood + stood, keep * self.tried + tried
-        if self.best() > 1:
-            self.pause = FIRST_REST
-        else:
-            self.rest = self.pause
-            self.pause = FIRST_REST if stood.any() else min(4 * self.pause, LONGEST_REST)
-            self.stood, self.tried = FADED * self.stood, FADED * self.tried
 
 
 @struct.dataclass
@@ -207,6 +117,10 @@ class AdaptiveDecoder:
             {size: float(np.median(each)) for size, each in found.items() if each}
         )
 
+    def forget(self) -> None:
+        """Know nothing of acceptance, and of costs what :meth:`warm_up` measured."""
+        self.controllers.update({rows: Controller(dict(known.first)) for rows, known in self.controllers.items()})
+
     def generate(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY, logprobs=None) -> Generation:
         """As :meth:`~dflash_jax.generate.Decoder.generate`. The first call for a batch size begins with
         :meth:`warm_up`."""
@@ -218,12 +132,12 @@ class AdaptiveDecoder:
         first = time.perf_counter()
         run, sizes = _Run(self, state), []
         while not run.done:
-            size, count = controller.next()
+            size, count = controller.next(run.left)
             before, programs = run.rounds, _programs()
-            if size == 1 and controller.rest >= run.left:
+            if size == 1 and count >= run.left:
                 seconds = run.plainly(int(FOREVER))
             else:
-                seconds = run.segment(size, before + count)
+                seconds = run.segment(size, before + min(count, PENDING))
             known = _programs() == programs  # else something was compiled meanwhile
             controller.saw(size, *run.ledger(before), seconds if known else None)
             sizes += [size] * (run.rounds - before)
@@ -237,13 +151,13 @@ def _programs() -> int:
 
 
 class _Run:
-    """One generation: its state; while the drafter rests its cache, ``context``, and how many plain rounds wait to be
-    absorbed into it."""
+    """One generation: its state, and what the host knows of it, asked for once a segment; while the drafter rests its
+    cache, ``context``, and how many plain rounds wait to be absorbed into it."""
 
     def __init__(self, adaptive: AdaptiveDecoder, state: SpecState):
         self.decoder, self.features, self.state = adaptive.decoder, adaptive.features, state
-        self.rounds, self.done = 0, bool(state.done.all())
         self.context, self.waiting = None, 0
+        self._look()
 
     def go_on(self, reach: int) -> None:
         """Let every row say at least ``reach`` tokens, as far as its cache has room for them."""
@@ -251,12 +165,15 @@ class _Run:
         room = state.tokens.shape[1] - self.decoder.width - state.cache.length
         budget = jnp.maximum(state.ends.budget, jnp.minimum(reach, room).astype(jnp.int32))
         self.state = state.replace(ends=state.ends.replace(budget=budget), done=jnp.copy(state.broken))
-        self.done = bool(state.broken.all())
+        self._look()
 
-    @property
-    def left(self) -> int:
-        """Most rounds that a row may still need."""
-        return int((self.state.ends.budget - self.state.delivered).max())
+    def _look(self) -> None:
+        """``rounds`` so far; whether all rows are ``done``; ``left``, most rounds that one may still need; and the
+        ledger."""
+        state = self.state
+        asked = (state.rounds, state.done, state.ends.budget, state.delivered, state.counts, state.accepted)
+        rounds, done, budget, delivered, self.counts, self.accepted = jax.device_get(asked)
+        self.rounds, self.done, self.left = int(rounds), bool(done.all()), int((budget - delivered).max())
 
     def plainly(self, until: int) -> float:
         """Plain rounds of a text that will be drafted no more: nothing is laid aside. The seconds they took."""
@@ -286,13 +203,11 @@ class _Run:
     def _advance(self, drafter: Drafter, draft_params: Params, until: int) -> None:
         decoder, rounds = self.decoder, jnp.asarray(until, jnp.int32)
         self.state = run_rounds(decoder.target, drafter, decoder.rule, decoder.params, draft_params, self.state, rounds)
-        self.rounds, self.done = jax.device_get((self.state.rounds, self.state.done.all()))
-        self.rounds, self.done = int(self.rounds), bool(self.done)
+        self._look()
 
     def ledger(self, since: int) -> tuple[np.ndarray, np.ndarray]:
         """Counts and accepted drafts of the rounds from ``since`` on."""
-        counts, accepted = jax.device_get((self.state.counts, self.state.accepted))
-        return counts[:, since : self.rounds], accepted[:, since : self.rounds]
+        return self.counts[:, since : self.rounds], self.accepted[:, since : self.rounds]
 
     def _nothing_pending(self) -> Pending:
         rows = self.state.done.shape[0]

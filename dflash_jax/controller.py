@@ -1,0 +1,125 @@
+"""Which block size next, by what was accepted and what rounds cost: plain Python over numbers, between two segments."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dflash_jax.metrics import draft_trials, expected_length
+
+SEGMENT = 12
+"""Most drafted rounds between two decisions: as many as the first draft's trials that are remembered."""
+
+PROBE = 4
+"""Rounds of a probe: drafting again, one draft, after a while of plain decoding; if it stands, more are tried."""
+
+SHARE = 0.04
+"""Of plain decoding's time, what drafting may have lost in all when a text ends, what it saved taken off. Before every
+probe its worst case is weighed, that no draft stands (conservative bandits, arXiv 1602.04282)."""
+
+FIRST_REST, LONGEST_REST = 128, 2048
+"""Plain rounds before a probe; four times as many after every one in which no draft stood."""
+
+SOON = 32
+"""The same where a drafter has paid so far."""
+
+FADED = 0.2
+"""Weight of what was known of acceptance before such a rest: the text has gone on."""
+
+MEMORY = 0.9
+"""Weight of what was known of acceptance when a segment of new rounds comes in."""
+
+PRIOR = 4
+"""Trials that a place is taken to have had with the drafts' rate on the whole: a place that is not tried any more tends
+to that rate, and so is tried again."""
+
+HOPE = 3
+"""Drafts that are taken to have stood before any was tried."""
+
+CALLS = 0.3
+"""Weight of the newest drafted segment in what one costs besides its rounds."""
+
+FORGETTING = 0.02
+"""Share by which a cost that a segment did not measure goes back to what was measured at first: a block size that was
+slow once is tried again."""
+
+
+@dataclass
+class Controller:
+    """Chooses a block size; plain Python over numbers, kept from text to text.
+
+    Attributes:
+        costs: block size -> seconds of a round, 1 being plain decoding. Measured anew with every segment of that size;
+            ``first``: as they were given.
+        stood, tried: per draft place, see :func:`~dflash_jax.metrics.draft_trials`, older rounds weighing less.
+        said: tokens so far, a row's mean; ``saved``: plain steps that drafting saved so far, negative: lost; ``call``:
+            what a drafted segment costs besides its rounds, in plain steps.
+        rest: plain rounds still to go before the next probe; ``pause``: how many there will be after a vain one;
+            ``rested``: whether nothing was drafted since such a rest, or ever.
+    """
+
+    costs: dict[int, float]
+    first: dict[int, float] = field(init=False)
+    stood: np.ndarray = field(init=False)
+    tried: np.ndarray = field(init=False)
+    said: float = 0.0
+    saved: float = 0.0
+    call: float = 0.0
+    rest: int = 0
+    pause: int = FIRST_REST
+    rested: bool = True
+
+    def __post_init__(self) -> None:
+        self.first = dict(self.costs)
+        self.stood, self.tried = np.zeros((2, max(self.costs) - 1))
+
+    def best(self) -> int:
+        """The block size of most expected tokens per second. A place that was hardly tried is taken to be as good as
+        drafts on the whole; without any trial all stand."""
+        known = (self.stood.sum() + HOPE) / (self.tried.sum() + HOPE)
+        rates = (self.stood + PRIOR * known) / (self.tried + PRIOR)
+        return max(self.costs, key=lambda size: expected_length(rates, size) / self.costs[size])
+
+    def affordable(self, size: int, left: int) -> bool:
+        """Whether a probe of this block size may be in vain, in a text of ``left`` tokens more at most."""
+        loss = PROBE * (self.costs[size] / self.costs[1] - 1) + self.call
+        return loss <= SHARE * (self.said + left) + self.saved
+
+    def next(self, left: int) -> tuple[int, int]:
+        """Block size and most rounds of the next segment, in a text of ``left`` tokens more at most."""
+        if self.rest > 0 or len(self.costs) == 1:
+            return 1, self.rest or left
+        best = self.best()
+        if best > 1 and not self.rested:
+            return best, int(np.clip(self.tried[0], PROBE, SEGMENT))
+        narrow = min(size for size in self.costs if size > 1)
+        return (narrow, PROBE) if self.affordable(narrow, left) else (1, left)
+
+    def saw(self, size: int, counts: np.ndarray, accepted: np.ndarray, seconds: float | None) -> None:
+        """Take in a segment: its ledger ``[B, rounds]``, and how long it took (None: unknown)."""
+        rounds = counts.shape[1]
+        tokens = float(rounds * counts.sum() / max((counts > 0).sum(), 1))
+        self.said += tokens
+        if size > 1:
+            expected = rounds * self.costs[size]
+            took = expected if seconds is None else min(seconds, 2 * expected)  # a machine may stop once
+            self.saved += tokens - took / self.costs[1]
+            self.call += CALLS * (max(took - expected, 0.0) / self.costs[1] - self.call)
+        if seconds is not None and rounds > PROBE:  # in a shorter one the call is too large a part
+            for other in self.costs.keys() - {size}:
+                self.costs[other] += FORGETTING * (self.first[other] - self.costs[other])
+            weight = 1 - 0.75 ** (rounds / SEGMENT)
+            found = min(seconds / rounds, 2 * self.costs[size])  # a machine that stopped once is no block's cost
+            self.costs[size] += weight * (found - self.costs[size])
+        if size == 1:
+            self.rested, self.rest = self.rested or self.rest > 0, max(self.rest - rounds, 0)
+            return
+        self.rested = False
+        keep = MEMORY ** min(rounds, SEGMENT)
+        stood, tried = draft_trials(counts, accepted, len(self.stood) + 1, np.full(counts.shape, size))
+        self.stood, self.tried = keep * self.stood + stood, keep * self.tried + tried
+        if self.best() > 1:
+            self.pause = FIRST_REST
+        else:
+            self.rest = SOON if self.saved > 0 and self.pause == FIRST_REST else self.pause
+            self.pause = FIRST_REST if stood.any() else min(4 * self.pause, LONGEST_REST)
+            self.stood, self.tried = FADED * self.stood, FADED * self.tried
