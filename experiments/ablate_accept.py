@@ -39,7 +39,6 @@ from experiments.laboratory import tables
 from experiments.laboratory.arguments import Args, settled
 from experiments.laboratory.measure import Findings, measure
 from experiments.laboratory.plan import (
-    check_outputs,
     forget_programs,
     left_out,
     load,
@@ -89,7 +88,6 @@ def main(given: Args) -> Study:
     use_compilation_cache()
     args, waiting = settled(given), Waiting(given.quiet)
     with refusals():
-        check_outputs([args.json, args.csv])
         plans = prepare_rules(args)
     cpus = available_cpus()
     with pinned(plans[0][0].cpus):

@@ -11,7 +11,8 @@ among 1 (plain), 2, 3, 4, 6 and that block, take turns prompt by prompt; speeds 
 plain decoding, with the least and the largest of the repeats. Each with the trained drafter, and with one that is
 almost always wrong: its weights are all alike, so that it proposes the same token everywhere. The rule is greedy, or at
 temperatures above 0 match: texts are the plain ones, up to rounding. What adaptive decoding knows of costs and
-acceptance is kept from text to text; it is measured anew for each drafter, before the timing.
+acceptance is kept from text to text of a repeat; every repeat begins without any knowledge of acceptance. What a round
+of each block size costs is measured for each drafter before the timing, and is not in it.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from dflash_jax import metrics
 from dflash_jax.adaptive import AdaptiveDecoder
 from experiments import machine, run_spec, runs
 from experiments.agreement import Agreement
@@ -43,8 +45,8 @@ WRONG = 0.01
 """The value of every weight of the useless drafter."""
 
 NOTE = (
-    "fixed block, adaptive: speed over plain decoding's; tok/round: of adaptive decoding's first repeat, plain rounds\n"
-    "counted. Where the drafter is useless, it is still tried now and then: what is missing to 1.00x is the price."
+    "fixed block, adaptive: speed over plain decoding's; tok/round: of adaptive decoding, plain rounds counted.\n"
+    "Where the drafter is useless, it is still tried now and then: what is missing to 1.00x is the price."
 )
 
 
@@ -62,8 +64,8 @@ class Outcome:
 
     Attributes:
         fixed, adaptive: speed against plain decoding: median, least and largest of the repeats.
-        acceptance_length: tokens per adaptive round of the first repeat, plain ones counted.
-        rounds: adaptive rounds by block size, of all repeats.
+        acceptance_length: verified_tokens / verifies, of the adaptive rounds of all repeats, plain ones counted.
+        rounds: the adaptive rounds by block size.
         agreement: share of the adaptive texts that are the plain ones; ``ties``: how many part where rounding
             explains it.
     """
@@ -76,6 +78,8 @@ class Outcome:
     plain_tok_s: tuple[float, float, float]
     fixed: tuple[float, float, float]
     adaptive: tuple[float, float, float]
+    verified_tokens: int
+    verifies: int
     acceptance_length: float
     rounds: dict[str, int]
     agreement: float
@@ -122,12 +126,13 @@ def _outcome(args: Args, plan: Plan, pair: Pair, name: str, waiting: Waiting) ->
             runs.conditions_of(pair, plan.batches, args.max_new_tokens, sampling),
             repeats=args.repeats,
             after_each=lambda name, _: step(name),
+            before_repeat=decoders["adaptive"].forget,
         )
     plain, adaptive = found["plain"], found["adaptive"]
     with waiting.on("comparing texts"):
         settings = runs.settings_of(sampling, plan.batches)
         agreed = {each: run_spec.agree(plan, pair, settings, plain, found[each]) for each in ("fixed", "adaptive")}
-    sizes = [int(size) for repeat in adaptive.repeats for each in repeat for size in each.widths]
+    counts, sizes = adaptive.counts, [int(size) for each in adaptive.different for size in each.widths]
     return Outcome(
         pair=pair.names[0],
         drafter=name,
@@ -137,7 +142,9 @@ def _outcome(args: Args, plan: Plan, pair: Pair, name: str, waiting: Waiting) ->
         plain_tok_s=middle(plain.rates),
         fixed=middle(runs.speedups(plain, found["fixed"])),
         adaptive=middle(runs.speedups(plain, adaptive)),
-        acceptance_length=float(adaptive.counts.sum() / max((adaptive.counts > 0).sum(), 1)),
+        verified_tokens=int(counts.sum()),
+        verifies=metrics.verifies(counts),
+        acceptance_length=metrics.acceptance_length(counts),
         rounds={str(size): sizes.count(size) for size in sorted(set(sizes))},
         agreement=agreed["adaptive"].share,
         ties=sum(each.tie for each in agreed["adaptive"].divergences),

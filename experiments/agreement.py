@@ -1,6 +1,6 @@
 """Does speculative decoding write the text that plain decoding writes? And where it does not: a tie, or a defect?"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -111,3 +111,14 @@ def compare(
         sides = [text[place] if place < len(text) else None for text in (mine, theirs)]
         found.append(Divergence(index, place, *sides, margin=margin, tie=margin < TIE[dtype]))
     return Agreement(len(prompts), tuple(found))
+
+
+def worst(repeats: Iterable[Agreement]) -> Agreement:
+    """Of several repeats of the same prompts: a prompt whose texts part in any of them parts, and not at a tie if once
+    it did not."""
+    found: dict[int, Divergence] = {}
+    for repeat in repeats:
+        for each in repeat.divergences:
+            if each.prompt not in found or (found[each.prompt].tie and not each.tie):
+                found[each.prompt] = each
+    return Agreement(repeat.prompts, tuple(found[prompt] for prompt in sorted(found)))

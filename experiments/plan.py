@@ -1,6 +1,5 @@
 """From arguments to a run with which nothing is wrong: every check that needs no weights, before any is read."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from experiments.arguments import SHIPPED, Args, rule_of
+from experiments.outputs import check_outputs
 from experiments.pair import FASTEST_BLOCK, PAIRS, SHIPPED_THREADS, Folders, inspect, load_tokenizer, locate
 from experiments.prompts import Row, batches, encode, of_split, read_rows
 from experiments.threads import first_cpus
@@ -45,11 +45,12 @@ def prepare(args: Args) -> Plan:
         raise ValueError(f"--stream shows one row at a time: leave out --batch {args.batch}")
     if "" in args.stop:
         raise ValueError("--stop '': an empty string ends every text at once; give at least one character")
-    check_output("--json", args.json)
-    check_output("--plots", args.plots, folder=True)
+    check_outputs({"--json": args.json, "--plots": args.plots})
     rule_of(args)
     if args.adaptive and args.stop:
         raise ValueError("--adaptive decodes whole texts: leave out --stop")
+    if args.adaptive and args.stream:
+        raise ValueError("--adaptive decodes whole texts: leave out --stream")
     if args.adaptive and args.rule == "tree":
         raise ValueError("--adaptive chooses among block sizes: leave out --rule tree")
     named = args.pair is None and args.target is None and args.draft is None
@@ -64,24 +65,6 @@ def prepare(args: Args) -> Plan:
     shipped = SHIPPED_THREADS if pair else None
     cpus = first_cpus(shipped if args.threads is None else args.threads)
     return Plan(folders, tokenizer, chosen, batches(prompts, args.batch), len(rows), cpus)
-
-
-def check_output(flag: str, path: Path | None, *, folder: bool = False) -> None:
-    """Refuse, before anything is measured, an output that could not be written afterwards.
-
-    Raises:
-        ValueError: naming flag and path.
-    """
-    if path is None:
-        return
-    if path.exists() and path.is_dir() != folder:
-        is_a, expected = ("file", "folder") if folder else ("folder", "file")
-        raise ValueError(f"{flag} {path} is a {is_a}; expected a {expected}")
-    above = next(place for place in (path, *path.absolute().parents) if place.exists())
-    if above != path and not above.is_dir():
-        raise ValueError(f"{flag} {path}: {above} is a file; expected a folder")
-    if not os.access(above, os.W_OK):
-        raise ValueError(f"{flag} {path}: {above} cannot be written to; name another place")
 
 
 def _block_size(args: Args) -> int | None:

@@ -10,6 +10,18 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.report import Report
+from experiments.summary import drawn
+
+
+def caption(report: Report) -> str:
+    """What the figures hold for, two lines."""
+    pair, run = report.pair, report.speculative
+    law = "lossless" if pair.lossless else "LOSSY: the text is not the target's own"
+    return (
+        f"{' + '.join(pair.names)}, block {report.block_size}, rule {pair.rule} ({law}), {drawn(run.conditions)}\n"
+        f"{run.conditions.dtype}, {len(run.texts)} prompts ({run.conditions.prompts}), {report.verifies:,} verifies; "
+        "cut verifies count up to the cut"
+    )
 
 
 def plot_acceptance(report: Report, folder: Path) -> Path:
@@ -34,12 +46,7 @@ def plot_acceptance(report: Report, folder: Path) -> Path:
         axis.set_xlim(0.3, last + 0.7)
         axis.set_xticks(range(1, last + 1, max(1, last // 12)))
         axis.spines[["top", "right"]].set_visible(False)
-    run = report.speculative
-    figure.supxlabel(
-        f"{' + '.join(report.pair.names)}, block {report.block_size}, {run.conditions.dtype}, {len(run.texts)} prompts "
-        f"({run.conditions.prompts}), {report.verifies:,} verifies; cut verifies count up to the cut",
-        fontsize=8.5,
-    )
+    figure.supxlabel(caption(report), fontsize=8.5)
     path = folder / "acceptance.png"
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -63,6 +63,7 @@ def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting) -> Report:
             repeats=args.repeats,
             after_each=lambda name, generation: step(_live(name, generation)),
             between=timer.turn if timer else lambda: None,
+            before_repeat=decoders["speculative"].forget if args.adaptive else lambda: None,
         )
     agreed = None
     if args.baseline and (pair.rule.pathwise or (pair.rule.lossless and sampling.greedy)):
@@ -85,10 +86,13 @@ def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting) -> Report:
 def agree(
     plan: Plan, pair: Pair, settings: list[list[SamplingParams]], baseline: runs.Run, speculative: runs.Run
 ) -> agreement.Agreement:
-    """Hold the texts of both runs against each other, prompt by prompt."""
+    """Hold the texts of both runs against each other, repeat by repeat and prompt by prompt."""
     prompts = [prompt for batch in plan.batches for prompt in batch]
     each = [one for batch in settings for one in batch]
-    return agreement.compare(pair.plain, prompts, baseline.texts, speculative.texts, pair.dtype, each)
+    return agreement.worst(
+        agreement.compare(pair.plain, prompts, plain, drafted, pair.dtype, each)
+        for plain, drafted in zip(baseline.texts_of_repeats, speculative.texts_of_repeats, strict=True)
+    )
 
 
 def _live(name: str, generation: Generation) -> str:
@@ -102,8 +106,10 @@ def _live(name: str, generation: Generation) -> str:
 
 
 def show_stream(args: Args, plan: Plan, pair: Pair) -> None:
-    """Print every prompt and its text as it comes."""
+    """Print every prompt and its text as it comes; before a lossy rule's, that it is one."""
     console = Console()
+    if not pair.rule.lossless:
+        print(f"rule {pair.rule.name}: LOSSY, the text is not the target's own\n")
     dim, green = (PLAIN, PLAIN) if console.no_color else (DIM, GREEN)
     texts = TextDecoder(pair.speculative, pair.tokenizer, args.stop, pair.stop)
     settings = runs.settings_of(sampling_of(args), plan.batches)

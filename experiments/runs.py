@@ -63,10 +63,22 @@ class Run:
     conditions: Conditions
     repeats: tuple[tuple[Generation, ...], ...]
 
-    @cached_property
+    @property
     def texts(self) -> list[list[int]]:
-        """Delivered ids per prompt."""
-        return [row for generation in self.repeats[0] for row in generation.tokens]
+        """Delivered ids per prompt, of the first repeat."""
+        return self.texts_of_repeats[0]
+
+    @cached_property
+    def texts_of_repeats(self) -> list[list[list[int]]]:
+        """Delivered ids per repeat and prompt."""
+        return [[row for generation in repeat for row in generation.tokens] for repeat in self.repeats]
+
+    @property
+    def different(self) -> list[Generation]:
+        """Generations that tell something new of rounds: those of the first repeat, or where the block size follows
+        acceptance and the clock, of all."""
+        adaptive = any(generation.widths is not None for generation in self.repeats[0])
+        return [each for repeat in (self.repeats if adaptive else self.repeats[:1]) for each in repeat]
 
     @property
     def tokens(self) -> int:
@@ -116,23 +128,23 @@ class Run:
 
     @property
     def counts(self) -> np.ndarray:
-        return metrics.join([generation.counts for generation in self.repeats[0]])
+        return metrics.join([generation.counts for generation in self.different])
 
     @property
     def accepted(self) -> np.ndarray:
-        return metrics.join([generation.accepted for generation in self.repeats[0]])
+        return metrics.join([generation.accepted for generation in self.different])
 
     @property
     def widths(self) -> np.ndarray | None:
         """Block size of every entry of ``counts``, where they differ."""
-        if any(generation.widths is None for generation in self.repeats[0]):
+        if any(generation.widths is None for generation in self.different):
             return None
-        return metrics.join([np.broadcast_to(each.widths, each.counts.shape) for each in self.repeats[0]])
+        return metrics.join([np.broadcast_to(each.widths, each.counts.shape) for each in self.different])
 
     @property
     def union(self) -> float:
         """Distinct experts that a round's tokens chose, mean over rounds and mixture layers; nan for dense networks."""
-        some = [each for each in self.repeats[0] if each.rounds and each.union.size]
+        some = [each for each in self.different if each.rounds and each.union.size]
         if not some:
             return float("nan")
         return float(np.average([each.union.mean() for each in some], weights=[each.rounds for each in some]))
@@ -140,7 +152,7 @@ class Run:
     @property
     def bound(self) -> float:
         """See :func:`dflash_jax.metrics.speedup_bound`."""
-        return metrics.speedup_bound([generation.counts for generation in self.repeats[0]])
+        return metrics.speedup_bound([generation.counts for generation in self.different])
 
     def _decoding(self) -> list[Generation]:
         return [each for repeat in self.repeats for each in repeat if each.rounds]
@@ -226,16 +238,18 @@ def run_interleaved(
     repeats: int,
     after_each: Callable[[str, Generation], None] = lambda name, generation: None,
     between: Callable[[], None] = lambda: None,
+    before_repeat: Callable[[], None] = lambda: None,
 ) -> dict[str, Run]:
     """A B A B ...: every batch is decoded with each decoder in turn, so that a machine that grows slower or faster does
     so for all of them.
 
     Args:
         after_each: called with the decoder's name and what came out, after every generation.
-        between: called after each turn of all decoders.
+        between: called after each turn of all decoders; ``before_repeat``: before the first turn of each repeat.
     """
     found: dict[str, list[tuple[Generation, ...]]] = {name: [] for name in decoders}
     for _ in range(repeats):
+        before_repeat()
         repeat: dict[str, list[Generation]] = {name: [] for name in decoders}
         for batch, sampling in zip(batches, settings_of(conditions.sampling, batches), strict=True):
             for name, decoder in decoders.items():

@@ -35,6 +35,9 @@ def warnings(report: Report) -> list[str]:
         found.append("speculative and plain text differ where rounding cannot explain it: do not trust either speed")
     if report.compiled.while_timing:
         found.append(f"{report.compiled.while_timing} programs were compiled while timing: the speeds are too low")
+    sampling = report.speculative.conditions.sampling
+    if sampling.greedy and report.pair.lossless and (cut := filters(sampling.top_k, sampling.top_p, sampling.min_p)):
+        found.append(f"{', '.join(cut)}: without effect at temperature 0; give --temperature to draw tokens")
     return [_line("warning", text) for text in found]
 
 
@@ -68,11 +71,17 @@ def drawn(conditions: Conditions) -> str:
     sampling = conditions.sampling
     if sampling.greedy:
         return "greedy"
-    parts = [f"temperature {sampling.temperature:g}"]
-    parts += [f"top-k {sampling.top_k}"] if sampling.top_k > 0 else []
-    parts += [f"top-p {sampling.top_p:g}"] if sampling.top_p < 1 else []
-    parts += [f"min-p {sampling.min_p:g}"] if sampling.min_p > 0 else []
-    return ", ".join(parts)
+    cut = filters(sampling.top_k, sampling.top_p, sampling.min_p)
+    return ", ".join([f"temperature {sampling.temperature:g}", *cut])
+
+
+def filters(top_k: int, top_p: float, min_p: float) -> list[str]:
+    """Those that cut something, in the words of the command line."""
+    return [
+        *([f"top-k {top_k}"] if top_k > 0 else []),
+        *([f"top-p {top_p:g}"] if top_p < 1 else []),
+        *([f"min-p {min_p:g}"] if min_p > 0 else []),
+    ]
 
 
 def _block(pair: Facts) -> str:

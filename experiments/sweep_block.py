@@ -36,14 +36,14 @@ from experiments.definitions import LABEL, wrapped
 from experiments.laboratory.arguments import SweepArgs, conditions, for_one_block, settled
 from experiments.laboratory.plan import forget_programs, load, pairs_of, prepare_pair, trained_block
 from experiments.laboratory.screen import close, head, ratio
-from experiments.laboratory.sweep import Block, BlockSweep, block_of, predict
+from experiments.laboratory.sweep import Block, BlockSweep, block_of, predict, warned
 from experiments.laboratory.tables import number
 from experiments.pair import Pair
 from experiments.plan import Plan
 from experiments.progress import Waiting
 from experiments.refusals import refusals
 from experiments.report import Report, finite
-from experiments.summary import drawn, warnings
+from experiments.summary import drawn
 from experiments.threads import pinned
 
 WIDTH = 120
@@ -81,29 +81,27 @@ def _at_block(args: SweepArgs, pair: str | None, size: int | None) -> Args:
     return replace(for_one_block(args, pair, size, args.temperature), rule=args.rule, json=None, plots=None)
 
 
-def sweep(args: SweepArgs, plans: list[Plan], waiting: Waiting) -> tuple[BlockSweep, list[str]]:
-    """Measure one pair at every size, the trained one first. Returns it, and what a reader should be warned of."""
+def sweep(args: SweepArgs, plans: list[Plan], waiting: Waiting) -> BlockSweep:
+    """Measure one pair at every size, the trained one first."""
     first, one = plans[0], _at_block(args, args.pair, None)
     pair = load(args, first, waiting, rule=rule_of(one), plain_rule=plain_rule_of(sampling_of(one)))
     reports = [_measure(args, plan, pair, waiting) for plan in plans]
     forget_programs()
-    trained, words = reports[0], [words for report in reports for words in warnings(report)]
+    trained = reports[0]
     with refusals():
         blocks = [block_of(report, predict(trained, report.block_size)) for report in reports]
-    return (
-        BlockSweep(
-            names=pair.names,
-            family=pair.family,
-            trained=trained.block_size,
-            prompts=len(first.rows),
-            prompt_hash=trained.speculative.conditions.prompts,
-            sampling=drawn(trained.speculative.conditions),
-            conditional=tuple(trained.conditional.tolist()),
-            costs=trained.costs,
-            round_s=trained.round_s,
-            blocks=tuple(sorted(blocks, key=lambda block: block.size)),
-        ),
-        list(dict.fromkeys(words)),
+    return BlockSweep(
+        names=pair.names,
+        family=pair.family,
+        trained=trained.block_size,
+        prompts=len(first.rows),
+        prompt_hash=trained.speculative.conditions.prompts,
+        sampling=drawn(trained.speculative.conditions),
+        conditional=tuple(trained.conditional.tolist()),
+        costs=trained.costs,
+        round_s=trained.round_s,
+        blocks=tuple(sorted(blocks, key=lambda block: block.size)),
+        warnings=warned(reports),
     )
 
 
@@ -134,6 +132,8 @@ def show(found: BlockSweep, args: SweepArgs, console: Console) -> None:
         table.add_row(*cells(block))
     console.print(table)
     console.print(wrapped(f"{'fastest':<{LABEL}}", verdict(found)), markup=False)
+    for words in found.warnings:
+        console.print(wrapped(f"{'warning':<{LABEL}}", words), markup=False)
 
 
 def cells(block: Block) -> list[str]:
@@ -173,12 +173,12 @@ def payload(sweeps: list[BlockSweep], args: SweepArgs, line: str) -> dict[str, A
             "lossless": rule.lossless,
             **conditions(args),
             "machine": asdict(machine.describe()),
-            "pairs": {
-                found.names[0]: asdict(found)
+            "pairs": [
+                asdict(found)
                 | dict(measured_best=found.measured.size, predicted_best=found.predicted and found.predicted.size)
-                | dict(loss=found.loss)
+                | dict(loss=found.loss, verdict=verdict(found))
                 for found in sweeps
-            },
+            ],
         }
     )
 
@@ -190,15 +190,12 @@ def main(given: SweepArgs) -> list[BlockSweep]:
     with refusals():
         plans = prepare(args)
     with pinned(plans[0][0].cpus):
-        results = [sweep(args, each, waiting) for each in plans]
-        sweeps, here = [one for one, _ in results], machine.describe()
-        found = payload(sweeps, args, line)
+        sweeps = [sweep(args, each, waiting) for each in plans]
+        found, here = payload(sweeps, args, line), machine.describe()
     console = Console(width=WIDTH, highlight=False)
     console.print("\n".join(head("block sizes", args, here)) + "\n", markup=False)
-    for one, words in results:
+    for one in sweeps:
         show(one, args, console)
-        for each in words:
-            console.print(each, markup=False)
         console.print()
     draw = None
     if args.plots is not None:

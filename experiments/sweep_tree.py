@@ -30,19 +30,19 @@ from experiments.definitions import LABEL, wrapped
 from experiments.laboratory.arguments import Common, Plots, conditions, for_one_block, settled
 from experiments.laboratory.plan import forget_programs, load, pairs_of, prepare_pair, trained_block
 from experiments.laboratory.screen import close, head, ratio
-from experiments.laboratory.sweep import Measured, measured
+from experiments.laboratory.sweep import Measured, measured, warned
 from experiments.laboratory.tables import number
 from experiments.plan import Plan
 from experiments.progress import Waiting
 from experiments.refusals import refusals
 from experiments.report import Report, finite
-from experiments.summary import drawn, warnings
+from experiments.summary import drawn
 from experiments.threads import pinned
 
 COLUMNS = ("drafts", "tok/verify", "verified", "tok/s", "plain", "speedup", "round", "verify", "union")
 NOTE = (
     "round: its time in plain steps; verify: time of a verification / of a one-token step; union: experts per "
-    "layer\nthat a verification reads"
+    "layer\nthat a verification reads; a tree pays from 1.02x the chain's speed on"
 )
 PAYS = 1.02
 """Gain over the chain from which a tree is said to pay."""
@@ -62,11 +62,18 @@ class Args(Common):
 
 @dataclass(frozen=True)
 class Arm(Measured):
-    """A chain (``budget`` None) or a tree. ``break_even``: time of a round in plain steps."""
+    """A chain (``budget`` None) or a tree.
+
+    Attributes:
+        break_even: time of a round in plain steps.
+        parts: of it, in plain steps too: the verification, the draft (its block, and taking in features), and the
+            rest: growing the tree, accepting, moving the path.
+    """
 
     budget: int | None
     width: int
     break_even: float
+    parts: dict[str, float]
     union_one_token: float
 
 
@@ -78,14 +85,10 @@ class TreeSweep:
     block_size: int
     experts: int
     prompts: int
+    prompt_hash: str
     sampling: str
     arms: tuple[Arm, ...]
     warnings: tuple[str, ...] = ()
-
-    @property
-    def best(self) -> Arm:
-        """The tree of the largest speedup."""
-        return max(self.arms[1:], key=lambda arm: arm.speedup[0])
 
 
 def prepare(args: Args) -> list[Plan]:
@@ -110,13 +113,13 @@ def sweep(args: Args, plan: Plan, waiting: Waiting) -> TreeSweep:
     size = plan.folders.block_size
     one = replace(for_one_block(args, args.pair, size, args.temperature), json=None, plots=None)
     chain = plain_rule_of(sampling_of(one))
-    pair, arms, words = load(args, plan, waiting, plain_rule=chain), [], []
+    pair, arms, reports = load(args, plan, waiting, plain_rule=chain), [], []
     for budget in (None, *sorted(set(args.budgets))):
         what = "chain" if budget is None else f"tree of {budget} nodes"
         waiting.console.print(f"{pair.names[0]}, block {size}, {what}:")
         ruled = replace(pair, rule=chain if budget is None else TreeMatch(budget))
         report = run_spec.measure(one, plan, ruled, waiting)
-        words += warnings(report)
+        reports.append(report)
         with refusals():
             arms.append(_arm(budget, report))
     forget_programs()
@@ -125,9 +128,10 @@ def sweep(args: Args, plan: Plan, waiting: Waiting) -> TreeSweep:
         block_size=plan.folders.block_size,
         experts=pair.target.experts,
         prompts=len(plan.rows),
+        prompt_hash=report.speculative.conditions.prompts,
         sampling=drawn(report.speculative.conditions),
         arms=tuple(arms),
-        warnings=tuple(dict.fromkeys(words)),
+        warnings=warned(reports),
     )
 
 
@@ -142,28 +146,41 @@ def _arm(budget: int | None, report: Report) -> Arm:
         budget=budget,
         width=report.pair.width,
         break_even=report.break_even,
+        parts=_parts(report),
         union_one_token=report.plain.union,
     )
 
 
-def verdict(found: TreeSweep) -> str:
-    """Whether a tree pays, and why not."""
-    chain, best = found.arms[0], found.best
-    gain = best.speedup[0] / chain.speedup[0]
-    more, dearer = best.acceptance_length / chain.acceptance_length, best.break_even / chain.break_even
+def _parts(report: Report) -> dict[str, float]:
+    """See :class:`Arm`."""
+    step_s = report.round_s / report.break_even
+    verification, draft = report.costs.verify_s / step_s, report.costs.draft_s / step_s
+    return {"verification": verification, "draft": draft, "rest": report.break_even - verification - draft}
+
+
+def verdicts(found: TreeSweep) -> list[str]:
+    """Of every tree whether it pays, and why."""
+    return [_verdict(found, found.arms[0], tree) for tree in found.arms[1:]]
+
+
+def _verdict(found: TreeSweep, chain: Arm, tree: Arm) -> str:
+    more, dearer = tree.acceptance_length / chain.acceptance_length, tree.break_even / chain.break_even
+    pays = tree.speedup[0] >= PAYS * chain.speedup[0]
     text = (
-        f"the best tree ({best.budget} nodes) delivers {more:.2f}x the chain's tokens a round, and its round costs "
-        f"{dearer:.2f}x: {best.speedup[0]:.2f}x plain decoding against the chain's {chain.speedup[0]:.2f}x"
+        f"{tree.budget} nodes {'pay' if pays else 'do not pay'}: {tree.speedup[0]:.2f}x plain decoding, the chain "
+        f"{chain.speedup[0]:.2f}x; {more:.2f}x its tokens a round, in {dearer:.2f}x its time"
     )
-    if gain >= PAYS:
-        return f"a tree pays: {text}"
-    experts = (
-        f"; a verification reads {best.union:.2f} of {found.experts} experts per layer, the chain's "
-        f"{chain.union:.2f}, one token's {chain.union_one_token:.2f}"
-        if found.experts
-        else ""
+    if dearer <= 1:
+        return text
+    extra = {name: tree.parts[name] - chain.parts[name] for name in tree.parts}
+    name = max(extra, key=extra.get)
+    text += f", of {tree.break_even - chain.break_even:.2f} plain steps more {extra[name]:.2f} for the {name}"
+    if name != "verification" or not found.experts:
+        return text
+    return (
+        f"{text}, which reads {tree.union:.2f} of {found.experts} experts per layer (the chain's {chain.union:.2f}, "
+        f"one token {chain.union_one_token:.2f})"
     )
-    return f"no tree pays: {text}{experts}"
 
 
 def show(found: TreeSweep, console: Console) -> None:
@@ -185,9 +202,10 @@ def show(found: TreeSweep, console: Console) -> None:
             number(arm.union, ".2f"),
         )
     console.print(table)
-    console.print(wrapped(f"{'verdict':<{LABEL}}", verdict(found)), markup=False)
+    for words in verdicts(found):
+        console.print(wrapped(f"{'verdict':<{LABEL}}", words), markup=False)
     for words in found.warnings:
-        console.print(words, markup=False)
+        console.print(wrapped(f"{'warning':<{LABEL}}", words), markup=False)
 
 
 def payload(sweeps: list[TreeSweep], args: Args, line: str) -> dict[str, Any]:
@@ -197,7 +215,7 @@ def payload(sweeps: list[TreeSweep], args: Args, line: str) -> dict[str, Any]:
             "command": line,
             **conditions(args),
             "machine": asdict(machine.describe()),
-            "pairs": [asdict(found) | {"verdict": verdict(found)} for found in sweeps],
+            "pairs": [asdict(found) | {"verdicts": verdicts(found)} for found in sweeps],
         }
     )
 

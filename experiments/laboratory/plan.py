@@ -1,7 +1,6 @@
 """From arguments to a study with which nothing is wrong, before any weight is read."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 
@@ -10,8 +9,9 @@ from dflash_jax.rules import ACCEPT
 from dflash_jax.settings import SamplingParams
 from experiments.arguments import sampling_of
 from experiments.laboratory.arguments import Args, Common, for_one_block
+from experiments.outputs import check_outputs
 from experiments.pair import ALL_PAIRS, Pair, check_target, inspect, known_pairs, load_pair
-from experiments.plan import Plan, check_output, prepare
+from experiments.plan import Plan, prepare
 from experiments.progress import Waiting
 from experiments.refusals import refusals
 
@@ -73,7 +73,7 @@ def prepare_rules(args: Args) -> list[list[Plan]]:
     """
     if not args.temperatures:
         raise ValueError("--temperatures needs at least one number")
-    check_output("--csv", args.csv)
+    check_outputs({"--json": args.json, "--csv": args.csv, "--plots": args.plots})
     for temperature in temperatures_of(args):
         sampling_of(for_one_block(args, args.pair, None, temperature))
         rules_at(names_of(args), temperature)
@@ -123,14 +123,3 @@ def load(args: Common, plan: Plan, waiting: Waiting, **rules: AcceptRule) -> Pai
 def forget_programs() -> None:
     """Between two pairs: a process that keeps every pair's programs runs out of memory maps (``vm.max_map_count``)."""
     jax.clear_caches()
-
-
-def check_outputs(paths: Sequence[Path | None]) -> None:
-    """Refuse two outputs in one file.
-
-    Raises:
-        ValueError: naming it.
-    """
-    given = [path.resolve() for path in paths if path is not None]
-    if len(set(given)) < len(given):
-        raise ValueError(f"{given[0]} is asked for as two outputs; give each a file of its own")

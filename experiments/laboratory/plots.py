@@ -78,12 +78,12 @@ def _caption(study: Study) -> str:
     return (
         f"{args.dtype}, batch 1, {study.machine.device}, {study.machine.threads} thread(s), {first.prompts} prompts, "
         f"at most {args.max_new_tokens} tokens each, {args.repeats} repeats, seed {args.seed};\n"
-        "(lossy): the text is not the target's own; at temperature 0 greedy stands for the other lossless rules"
+        "(LOSSY): the text is not the target's own; at temperature 0 greedy stands for the other lossless rules"
     )
 
 
 def _named(row: Row) -> str:
-    return row.rule if row.lossless else f"{row.rule} (lossy)"
+    return row.rule if row.lossless else f"{row.rule} (LOSSY)"
 
 
 def _bars(

@@ -75,6 +75,11 @@ class Row:
         """``lossless`` or ``LOSSY``; plain decoding is the measure itself."""
         return "-" if self.plain else "lossless" if self.lossless else "LOSSY"
 
+    @property
+    def kl_infinite(self) -> bool:
+        """Whether an accepted draft lies outside the filters."""
+        return self.kl is not None and math.isinf(self.kl)
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -164,7 +169,7 @@ def quotient(tops: np.ndarray, bottoms: np.ndarray) -> tuple[float, float]:
     if not bottoms.sum():
         return math.nan, math.nan
     value = tops.sum() / bottoms.sum()
-    return float(value), _error(_deviations(tops, bottoms))
+    return float(value), standard_error(deviations(tops, bottoms))
 
 
 def perplexity_change(trial: Trial, plain: Trial) -> tuple[float, float]:
@@ -172,68 +177,19 @@ def perplexity_change(trial: Trial, plain: Trial) -> tuple[float, float]:
     equal texts leave no error."""
     mine, theirs = ((one.by_prompt(one.surprise), one.by_prompt(one.lengths)) for one in (trial, plain))
     factor = math.exp(mine[0].sum() / mine[1].sum() - theirs[0].sum() / theirs[1].sum())
-    return factor - 1, factor * _error(_deviations(*mine) - _deviations(*theirs))
+    return factor - 1, factor * standard_error(deviations(*mine) - deviations(*theirs))
 
 
-def _deviations(tops: np.ndarray, bottoms: np.ndarray) -> np.ndarray:
+def deviations(tops: np.ndarray, bottoms: np.ndarray) -> np.ndarray:
     """What each pair adds to the quotient's deviation."""
     return (tops - tops.sum() / bottoms.sum() * bottoms) / bottoms.sum()
 
 
-def _error(deviations: np.ndarray) -> float:
+def standard_error(deviations: np.ndarray) -> float:
+    """Of a quotient, from what each pair adds to it; nan for one pair."""
     count = len(deviations)
     return float(np.sqrt(count / (count - 1) * (deviations**2).sum())) if count > 1 else math.nan
 
 
 def _spread(name: str, values: list[float]) -> dict[str, float]:
     return dict(zip((name, f"{name}_least", f"{name}_most"), middle(values), strict=True))
-
-
-@dataclass(frozen=True)
-class Best:
-    """The lossless rule that accepts most of one pair, block size and temperature.
-
-    Attributes:
-        second: the next one, None if there is no other.
-        clear: whether the lead is more than two standard errors of the difference, prompt by prompt.
-    """
-
-    pair: str
-    block_size: int
-    temperature: float
-    rule: str
-    acceptance_length: float
-    second: str | None
-    second_acceptance_length: float | None
-    clear: bool
-
-
-def best_lossless(rows: Sequence[Row]) -> list[Best]:
-    """Per pair, block size and temperature, in the order of the rows."""
-    groups: dict[tuple[str, int, float], list[Row]] = {}
-    for row in rows:
-        if row.lossless and not row.plain and row.verifies:
-            groups.setdefault((row.pair, row.block_size, row.temperature), []).append(row)
-    return [_best(group) for group in groups.values()]
-
-
-def _best(rows: list[Row]) -> Best:
-    first, *others = sorted(rows, key=lambda row: -row.acceptance_length)
-    second = others[0] if others else None
-    return Best(
-        pair=first.pair,
-        block_size=first.block_size,
-        temperature=first.temperature,
-        rule=first.rule,
-        acceptance_length=first.acceptance_length,
-        second=second and second.rule,
-        second_acceptance_length=second and second.acceptance_length,
-        clear=second is None or _ahead(first, second),
-    )
-
-
-def _ahead(first: Row, second: Row) -> bool:
-    """Whether the difference of two acceptance lengths is more than two of its standard errors."""
-    sides = [np.array([row.verified_tokens_by_prompt, row.verifies_by_prompt], float) for row in (first, second)]
-    one, other = (_deviations(*side) for side in sides)
-    return bool(first.acceptance_length - second.acceptance_length > 2 * _error(one - other))

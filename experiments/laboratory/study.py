@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from checkpoints.safetensors_file import write_text
 from dflash_jax.rules import ACCEPT
 from experiments.laboratory.arguments import Args
 from experiments.laboratory.measure import Findings
-from experiments.laboratory.rows import Row, best_lossless
+from experiments.laboratory.ranking import best_lossless, pooled_lossless
+from experiments.laboratory.rows import Row
 from experiments.machine import Machine
 from experiments.report import finite
 
@@ -36,6 +37,18 @@ class Study:
         return [row for one in self.findings for row in one.rows]
 
 
+def warnings(study: Study) -> Iterator[str]:
+    """What a reader should know before believing the figures."""
+    for one in study.findings:
+        if one.while_timing:
+            yield (
+                f"{one.names[0]}, block {one.block_size}: {one.while_timing} programs were compiled while timing: "
+                "the speeds are too low"
+            )
+        if any(row.kl_infinite for row in one.rows):
+            yield f"{one.names[0]}: KL is infinite where an accepted draft lies outside the filters"
+
+
 def payload(study: Study) -> dict[str, Any]:
     """The study as JSON values; what is not defined is null."""
     args = study.args
@@ -52,22 +65,28 @@ def payload(study: Study) -> dict[str, Any]:
                 if any(row.rule == name for row in study.rows)
             },
             "left_out": list(study.left_out),
+            "warnings": list(warnings(study)),
             "blocks": blocks,
             "rows": [_labelled(row) for row in study.rows],
             "best_lossless": [asdict(best) for best in best_lossless(study.rows)],
+            "pooled_lossless": [asdict(pooled) for pooled in pooled_lossless(study.rows)],
         }
     )
 
 
 def _labelled(row: Row) -> dict[str, Any]:
-    """Fields of a row; ``label`` is the word that the screen has for ``lossless``."""
+    """Fields of a row; ``label`` is the word that the screen has for ``lossless``, and ``kl_infinite`` tells a KL that
+    is infinite, and null because JSON has no such number, from one that was not measured."""
     values = asdict(row)
-    return {name: values[name] for name in ("pair", "rule")} | {"label": row.label} | values
+    said = {name: values[name] for name in ("pair", "rule")} | {"label": row.label} | values
+    return said | {"kl_infinite": row.kl_infinite}
 
 
 def row_from(values: dict[str, Any]) -> Row:
     """A row as :func:`payload` wrote it."""
     known = {field.name: values[field.name] for field in fields(Row)}
+    if values.get("kl_infinite"):
+        known["kl"] = math.inf
     return Row(**{name: math.nan if value is None and name not in MAY_MISS else value for name, value in known.items()})
 
 

@@ -1,5 +1,6 @@
 """A drafter at several block sizes or in several trees: what was measured, and what one run predicts of the others."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from dflash_jax import metrics
 from experiments.report import Report, middle
+from experiments.summary import warnings
 from experiments.timing import StepCosts
 
 
@@ -57,6 +59,13 @@ def measured(report: Report) -> dict[str, Any]:
     )
 
 
+def warned(reports: Sequence[Report]) -> tuple[str, ...]:
+    """What a reader of any of the reports should know, each once: the summary's words without label and line breaks, as
+    a file has them."""
+    lines = [" ".join(line.split()) for report in reports for line in warnings(report)]
+    return tuple(dict.fromkeys(line.removeprefix("warning ") for line in lines))
+
+
 @dataclass(frozen=True)
 class Block(Measured):
     """One block size. What was not predicted is None: ``predicted_*`` are from the run at the trained block."""
@@ -75,6 +84,7 @@ class BlockSweep:
         trained: the block size that the drafter was trained at; ``conditional``, ``costs`` and ``round_s`` are of it.
         sampling: how tokens were drawn, in words.
         blocks: in increasing order.
+        warnings: what a reader should know before believing the figures.
     """
 
     names: tuple[str, str]
@@ -87,6 +97,7 @@ class BlockSweep:
     costs: StepCosts
     round_s: float
     blocks: tuple[Block, ...]
+    warnings: tuple[str, ...]
 
     @property
     def predicted(self) -> Block | None:

@@ -8,9 +8,11 @@ from rich.table import Table
 
 from experiments.definitions import LABEL, wrapped
 from experiments.laboratory.measure import Findings
-from experiments.laboratory.rows import Best, Row, best_lossless
+from experiments.laboratory.ranking import TITLE, lines
+from experiments.laboratory.rows import Row
 from experiments.laboratory.screen import where
-from experiments.laboratory.study import Study
+from experiments.laboratory.study import Study, warnings
+from experiments.summary import filters
 
 WIDTH = 120
 COLUMNS = (
@@ -43,9 +45,9 @@ def show(study: Study, console: Console | None = None) -> None:
         console.print(wrapped(f"{label:<{LABEL}}", text), markup=False)
     for note in study.left_out:
         console.print(wrapped(f"{'left out':<{LABEL}}", note), markup=False)
-    console.print("\nthe lossless rule that accepts most", markup=False)
-    for best in best_lossless(study.rows):
-        console.print(f"  {in_words(best)}", markup=False)
+    console.print(f"\n{TITLE}", markup=False)
+    for words in lines(study.rows):
+        console.print(f"  {words}", markup=False)
     for words in warnings(study):
         console.print(wrapped(f"{'warning':<{LABEL}}", words), markup=False)
     console.print(f"{'reproduce':<{LABEL}}{study.command}", markup=False, soft_wrap=True)
@@ -56,12 +58,8 @@ def head(study: Study) -> Iterator[str]:
     args = study.args
     prompts = ", ".join(sorted({f"{one.prompts} of {one.known}" for one in study.findings}))
     quick = "   QUICK: a first look, too few texts to tell neighbouring rules apart" if args.quick else ""
-    filters = [
-        *([f"top-k {args.top_k}"] if args.top_k > 0 else []),
-        *([f"top-p {args.top_p:g}"] if args.top_p < 1 else []),
-        *([f"min-p {args.min_p:g}"] if args.min_p > 0 else []),
-    ]
-    yield f"{'accept rules':<{LABEL}}{args.dtype}   {', '.join(filters) or 'no filters'}   seed {args.seed}{quick}"
+    cut = ", ".join(filters(args.top_k, args.top_p, args.min_p)) or "no filters"
+    yield f"{'accept rules':<{LABEL}}{args.dtype}   {cut}   seed {args.seed}{quick}"
     yield f"{'device':<{LABEL}}{where(study.machine)}"
     yield (
         f"{'texts':<{LABEL}}prompts {prompts}   {args.max_new_tokens} tokens each at most   repeats {args.repeats} "
@@ -72,18 +70,6 @@ def head(study: Study) -> Iterator[str]:
 
 
 COMPILED = ("compile_s", "programs", "hits")
-
-
-def warnings(study: Study) -> Iterator[str]:
-    """What a reader should know before believing the figures."""
-    for one in study.findings:
-        if one.while_timing:
-            yield (
-                f"{one.names[0]}, block {one.block_size}: {one.while_timing} programs were compiled while timing: "
-                "the speeds are too low"
-            )
-        if any(row.kl is not None and math.isinf(row.kl) for row in one.rows):
-            yield f"{one.names[0]}: KL is infinite where an accepted draft lies outside the filters"
 
 
 def _title(one: Findings) -> str:
@@ -131,16 +117,6 @@ def strays(row: Row) -> tuple[str, str]:
     if row.not_argmax is not None:
         return f"{row.not_argmax:.1%} other", "-"
     return number(row.total_variation, ".3f"), number(row.kl, ".3f")
-
-
-def in_words(best: Best) -> str:
-    """One line about the best lossless rule of a pair, block size and temperature."""
-    where = f"{best.pair}, block {best.block_size}, temperature {best.temperature:g}"
-    lead = f"{best.rule} {best.acceptance_length:.2f} tokens/verify"
-    if best.second is None:
-        return f"{where}: {lead} (no other has a row)"
-    doubt = "" if best.clear else ", within two standard errors"
-    return f"{where}: {lead} (next: {best.second} {best.second_acceptance_length:.2f}{doubt})"
 
 
 def number(value: float | None, how: str, unit: str = "") -> str:

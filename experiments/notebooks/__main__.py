@@ -3,7 +3,8 @@
     python -m experiments.notebooks              # all, into a temporary folder
     python -m experiments.notebooks 02 --update  # those whose names begin so, over the committed .ipynb
 
-Fails if a cell raises or warns, or if a committed .ipynb has not the source of its .py.
+Fails if a cell raises or warns, if a notebook takes longer than five minutes, or if a committed .ipynb has not the
+source of its .py.
 """
 
 import os
@@ -25,10 +26,13 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 
 from experiments.notebooks.pairing import FOLDER, faults, output_faults, read_source, sources, stripped
+from experiments.refusals import refusals
 
 ROOT = FOLDER.parents[1]
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 CELL_TIMEOUT_S = 900
+LONGEST_S = 300
+"""Most seconds of a notebook."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,16 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def time_faults(source: Path, seconds: float) -> list[str]:
+    """What is wrong with the time that a notebook took."""
+    if seconds <= LONGEST_S:
+        return []
+    return [f"{source.name} took {seconds:.0f} s, more than {LONGEST_S}: do less in it, or try a machine that is idle"]
+
+
 def main(args: Args) -> int:
-    chosen = sources(args.names)
+    with refusals():
+        chosen = sources(args.names)
     wrong = [] if args.update else [fault for source in chosen for fault in faults(source)]
     with tempfile.TemporaryDirectory() as folder:
         for source in chosen:
@@ -92,12 +104,13 @@ def main(args: Args) -> int:
                 wrong.append(f"{source.name} does not run to its end")
                 print(ESCAPES.sub("", f"{source.name}\n{error}"), file=sys.stderr, flush=True)
                 continue
-            found = output_faults(notebook, target)
+            seconds = time.perf_counter() - started
+            found = output_faults(notebook, target) + time_faults(source, seconds)
             wrong += found
             if not found:
                 nbformat.write(notebook, target)
             size = len(nbformat.writes(notebook)) / 1e3
-            spent = f"{time.perf_counter() - started:.0f} s, {_cpu_s() - cpu:.0f} s of CPU"
+            spent = f"{seconds:.0f} s, {_cpu_s() - cpu:.0f} s of CPU"
             print(f"{source.stem}: {spent}, {size:.0f} KB", flush=True)
     for fault in dict.fromkeys(wrong):
         print(f"FAILED {fault}", file=sys.stderr)

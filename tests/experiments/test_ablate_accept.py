@@ -1,4 +1,4 @@
-"""The accept-rule laboratory, from arguments to its screen and files on a random pair, and its figures by hand."""
+"""The accept-rule laboratory, from arguments to its screen and files on a random pair."""
 
 import contextlib
 import csv
@@ -8,24 +8,21 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 import tyro
+from rich.console import Console
 
-from dflash_jax.generate import Decoder
-from dflash_jax.settings import SamplingParams
 from experiments import ablate_accept
 from experiments import pair as pairs
+from experiments.arguments import SAMPLED_RULE
+from experiments.laboratory import plots
 from experiments.laboratory.arguments import QUICK, Args, settled
-from experiments.laboratory.judge import drafted, opinion_of, straying_of
 from experiments.laboratory.markdown import tables
 from experiments.laboratory.plan import left_out, prepare_rules, rules_at
-from experiments.laboratory.rows import Row, best_lossless, perplexity_change, quotient
-from experiments.laboratory.study import row_from
-from experiments.laboratory.tables import cells
-from experiments.pair import Pair, load_pair
+from experiments.laboratory.ranking import best_lossless, pooled_lossless
+from experiments.laboratory.rows import Row
+from experiments.laboratory.study import Study, payload, row_from, write_csv
+from experiments.laboratory.tables import WIDTH, cells, show
 from tests.experiments.random_pair import write_random_pair
 
 ROOT = Path(ablate_accept.__file__).parents[1]
@@ -54,12 +51,6 @@ def ran(given, tmp_path_factory):
         patch.setattr(ablate_accept, "use_compilation_cache", lambda: None)
         study = ablate_accept.main(replace(given, temperatures=(0.0, 1.0), **outputs))
     return out.getvalue(), study, folder
-
-
-@pytest.fixture(scope="module")
-def pair(given) -> Pair:
-    ((plan,),) = prepare_rules(settled(given))
-    return load_pair(plan.folders, plan.tokenizer, dtype="float32", experts=None)
 
 
 def row_at(study, rule: str, temperature: float) -> Row:
@@ -106,15 +97,62 @@ def test_the_files_say_what_the_screen_says(ran):
     assert found["rules"]["typical"]["parameters"] == {"epsilon": 0.09, "delta": 0.3}
 
 
-def test_a_lossy_rule_is_called_so_everywhere(ran):
-    screen, _, folder = ran
+def test_a_lossy_rule_is_called_so_everywhere(ran, tmp_path):
+    screen, study, folder = ran
     found = json.loads((folder / "deep" / "a.json").read_text())
     lines = list(csv.DictReader((folder / "a.csv").open()))
     for rows in (found["rows"], lines):
         labels = {(row["rule"], row["label"]) for row in rows}
         assert labels == {("plain", "-"), ("greedy", "lossless"), ("match", "lossless"), ("typical", "LOSSY")}
     assert screen.count("LOSSY") == 2
-    assert "**LOSSY**" in tables(found)
+    assert "Rules: greedy, match (lossless); typical (**LOSSY**). Tokens: greedy, temperature 1." in tables(found)
+    assert tables(found).count("| typical | **LOSSY** |") == 2
+    drawn = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots.plt, "close", drawn.append)
+        plots.plot_study(study, tmp_path)
+    for figure in drawn:
+        (legend,) = figure.legends
+        assert {"match", "typical (LOSSY)"} <= {text.get_text() for text in legend.get_texts()}
+        plots.plt.close(figure)
+
+
+def screen_of(study: Study) -> str:
+    """What is printed of a study, each run of blanks one."""
+    out = io.StringIO()
+    show(study, Console(file=out, width=WIDTH, highlight=False))
+    return " ".join(out.getvalue().split())
+
+
+def test_an_infinite_divergence_is_told_from_one_that_is_not_measured(ran, tmp_path):
+    """The rule said a token that the filters cut: the screen says inf, and the files that it is infinite."""
+    (one,), before = ran[1].findings, row_at(ran[1], "typical", 1)
+    rows = tuple(replace(row, kl=math.inf) if row is before else row for row in one.rows)
+    study = replace(ran[1], findings=(replace(one, rows=rows),))
+    found = json.loads(json.dumps(payload(study), allow_nan=False))
+    write_csv(study.rows, tmp_path / "a.csv")
+    lines = list(csv.DictReader((tmp_path / "a.csv").open()))
+    for row, as_json, as_csv in zip(rows, found["rows"], lines, strict=True):
+        infinite = (row.rule, row.temperature) == ("typical", 1)
+        assert as_json["kl_infinite"] is infinite
+        assert as_csv["kl_infinite"] == str(infinite)
+        assert as_json["kl"] is None
+        assert as_csv["kl"] == ""
+        assert row_from(as_json).kl == row.kl
+        assert cells(row_from(as_json)) == cells(row)
+    assert cells(row_at(study, "typical", 1))[-3] == "inf"
+    words = "random: KL is infinite where an accepted draft lies outside the filters"
+    assert found["warnings"] == [words]
+    assert f"warning {words}" in screen_of(study)
+
+
+def test_the_file_has_the_warnings_of_the_screen(ran):
+    (one,) = ran[1].findings
+    study = replace(ran[1], findings=(replace(one, while_timing=2),))
+    assert payload(ran[1])["warnings"] == []
+    (words,) = payload(study)["warnings"]
+    assert words.startswith("random, block 5: 2 programs were compiled while timing")
+    assert f"warning {words}" in screen_of(study)
 
 
 def test_lossless_rules_have_a_proof_and_lossy_ones_figures(ran):
@@ -168,82 +206,24 @@ def test_the_best_rule_is_clear_only_beyond_two_errors_of_the_difference(ran):
     assert not best_lossless([at("match", [9]), at("block", [10])])[0].clear, "one prompt has no error"
 
 
-def test_which_tokens_are_drafts():
-    """Rounds of two drafts and the own token; of none; of four drafts cut after three; and a row that is done."""
-    counts, accepted = np.array([3, 1, 3, 0]), np.array([2, 0, 4, -1])
-    marks = [False, True, True, False, False, True, True, True]
-    assert drafted(counts, accepted).tolist() == marks
+def test_chains_are_pooled_over_all_drawn_text(ran):
+    def at(rule: str, temperature: float, tokens: int, verifies: int) -> Row:
+        same = dict(rule=rule, temperature=temperature, verified_tokens=tokens, verifies=verifies)
+        return replace(row_at(ran[1], "match", 1), lossless=rule != "typical", **same)
+
+    drawn = [at("match", 0.7, 30, 10), at("block", 0.7, 40, 10), at("match", 1.0, 10, 10), at("block", 1.0, 10, 10)]
+    others = [at("greedy", 0.0, 90, 10), at("tree", 1.0, 90, 10), at("typical", 1.0, 90, 10)]
+    found = pooled_lossless([*drawn, *others])
+    assert [each.rule for each in found] == ["block", "match"]
+    assert [(each.verified_tokens, each.verifies, each.acceptance_length) for each in found] == [
+        (50, 20, 2.5),
+        (40, 20, 2.0),
+    ]
 
 
-def test_total_variation_and_divergence_by_hand():
-    """Drafts of p 1/2 and 1/4 among five tokens: TV 1/2 + 3/4, KL log 2 + log 4."""
-    p = np.array([0.9, 0.5, 0.1, 0.25, 0.3])
-    found = straying_of(p, np.array([False, True, False, True, False]))
-    assert found.total_variation == pytest.approx(1.25)
-    assert found.kl == pytest.approx(math.log(8))
-    assert straying_of(p, np.zeros(5, bool)).kl == 0
-    assert straying_of(np.array([0.0]), np.array([True])).kl == math.inf
-
-
-def test_those_figures_are_the_distances_of_the_two_laws():
-    """Half the sum of absolute differences, and the divergence, between certainty of d and p."""
-    p, d = np.array([0.2, 0.5, 0.3]), 2
-    said = np.eye(3)[d]
-    found = straying_of(p[[d]], np.array([True]))
-    assert found.total_variation == pytest.approx(0.5 * np.abs(said - p).sum())
-    assert found.kl == pytest.approx((said[d] * np.log(said[d] / p[d])).sum())
-
-
-def test_an_opinion_is_the_target_s(pair):
-    """Probabilities and surprise of a long text, against one forward pass over all of it."""
-    prompt, text = [3, 250, 7], np.random.default_rng(0).integers(0, 250, 150).tolist()
-    setting = SamplingParams(temperature=0.7, top_k=40, seed=1)
-    found = opinion_of(pair.plain, prompt, text, setting)
-    row = jnp.array([[*prompt, *text[:-1]]])
-    cache = pair.target.init_cache(1, 256, row.shape[1] + 1)
-    whole = jax.jit(lambda params, row, cache: pair.target.unembed(params, pair.target.step(params, row, cache).hidden))
-    logits = whole(pair.params, row, cache)[0, len(prompt) - 1 :]
-    logits = np.asarray(logits, float)
-    direct = np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(text)), text]
-    np.testing.assert_allclose(found.surprise, direct, rtol=2e-4, atol=2e-4)
-    sharp = logits / 0.7
-    for place in (0, 127, 149):
-        kept = np.sort(sharp[place])[-40:]
-        wanted = np.exp(sharp[place, text[place]]) / np.exp(kept).sum() * (sharp[place, text[place]] >= kept[0])
-        assert found.p[place] == pytest.approx(wanted, rel=1e-3, abs=1e-9)
-
-
-def test_greedy_texts_are_certain(pair):
-    """Every token of plain greedy text has probability 1, any other 0."""
-    plain = Decoder(pair.target, pair.params)
-    (text,) = plain.generate([[5, 6]], 12).tokens
-    assert opinion_of(plain, [5, 6], text, SamplingParams()).p.tolist() == [1.0] * 12
-    other = [*text[:-1], (text[-1] + 1) % 250]
-    assert opinion_of(plain, [5, 6], other, SamplingParams()).p[-1] == 0
-
-
-def test_a_quotient_and_its_error():
-    """Texts of 4/2, 6/2 and 5/2: 2.5, and deviations -1, 1, 0 over 6."""
-    value, error = quotient(np.array([4.0, 6.0, 5.0]), np.array([2.0, 2.0, 2.0]))
-    assert value == 2.5
-    assert error == pytest.approx(math.sqrt(3 / 2 * 2) / 6)
-    assert np.isnan(quotient(np.array([4.0]), np.array([2.0]))[1])
-    assert np.isnan(quotient(np.zeros(2), np.zeros(2))).all()
-
-
-def test_perplexity_change_by_hand():
-    """Mean surprise log 2 against log 4: half the perplexity; equal texts leave no error."""
-
-    class Told:
-        def __init__(self, *surprise: float):
-            self.surprise, self.lengths = surprise, np.array([2, 2])
-
-        def by_prompt(self, values):
-            return np.array(values, float)
-
-    change, _ = perplexity_change(Told(2 * math.log(2), 2 * math.log(2)), Told(math.log(4), 3 * math.log(4)))
-    assert change == pytest.approx(-0.5)
-    assert perplexity_change(Told(1.0, 3.0), Told(1.0, 3.0)) == (0, 0)
+def test_the_default_is_the_chain_that_accepts_most_on_the_shipped_pairs():
+    rows = json.loads((ROOT / "experiments" / "results" / "default_rule.json").read_text())["rows"]
+    assert pooled_lossless([row_from(row) for row in rows])[0].rule == SAMPLED_RULE
 
 
 def test_greedy_stands_for_the_rules_that_say_the_same():
@@ -264,6 +244,15 @@ REFUSALS = {
     "block of one": (dict(block_sizes=(1,)), ["a block of 1 tokens", "2 to 127"]),
     "one token": (dict(max_new_tokens=1), ["--max-new-tokens 1: at least 2"]),
     "repeats": (dict(repeats=2), ["--repeats 2: at least 3"]),
+    "a file and a folder in one place": (
+        dict(json=Path("nowhere"), plots=Path("nowhere")),
+        ["--json nowhere and --plots nowhere are one path", "expected two"],
+    ),
+    "two files in one": (dict(json=Path("x/../a"), csv=Path("a")), ["--json x/../a and --csv a are one path"]),
+    "a file in place of a folder": (
+        dict(csv=Path("nowhere"), plots=Path("nowhere/plots")),
+        ["--csv nowhere is a file, and --plots nowhere/plots needs it as a folder"],
+    ),
     "all pairs and a folder": (dict(pair="all"), ["--pair names both"]),
     "unknown pair": (dict(pair="tiny", target=None, draft=None), ["unknown pair 'tiny'", "all"]),
 }

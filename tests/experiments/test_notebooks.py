@@ -1,5 +1,7 @@
 """The committed notebooks: paired, executed, small. Executing them is `make notebooks`."""
 
+import importlib
+
 import jupytext
 import nbformat
 import pytest
@@ -87,3 +89,30 @@ def test_unknown_beginnings_are_refused():
 
 def test_metadata_names_no_version():
     assert METADATA["language_info"] == {"name": "python"}
+
+
+@pytest.fixture
+def program():
+    """The program that executes them."""
+    pytest.importorskip("nbclient")
+    return importlib.import_module("experiments.notebooks.__main__")
+
+
+def test_an_unknown_beginning_is_one_line(program, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        program.main(program.Args(("99",)))
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: no notebook begins with '99'; there are 01_block_drafting, ")
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(300, 0), (301, 1)])
+def test_a_notebook_of_more_than_five_minutes_fails(program, pair, monkeypatch, capsys, seconds, status):
+    clock = iter([1000.0, 1000.0 + seconds])
+    monkeypatch.setattr(program, "sources", lambda names: [pair])
+    monkeypatch.setattr(program, "execute", lambda source: read_executed(source.with_suffix(".ipynb")))
+    monkeypatch.setattr(program.time, "perf_counter", lambda: next(clock))
+    assert program.main(program.Args()) == status
+    shown = capsys.readouterr()
+    assert f"01_small: {seconds} s" in shown.out
+    assert ("FAILED 01_small.py took 301 s, more than 300" in shown.err) == bool(status)

@@ -165,6 +165,7 @@ def test_a_stream_is_the_text(given, ran):
     for prompt, ids in zip(PROMPTS, report.speculative.texts, strict=False):
         said = ids[:-1] if ids[-1] in report.speculative.conditions.stop else ids
         assert prompt["text"] + whole_characters(tokenizer, said) in screen
+    assert screen.startswith(PROMPTS[0]["text"]), "of a lossless rule nothing need be said before"
 
 
 def test_streamed_pieces_know_who_said_them(given, ran):

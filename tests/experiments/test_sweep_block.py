@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 from dataclasses import fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 import tyro
 
 from experiments import pair as pairs
-from experiments import sweep_block, sweep_tree
+from experiments import summary, sweep_block, sweep_tree
 from experiments.laboratory.arguments import Common, SweepArgs, settled
+from experiments.laboratory.markdown import tables
 from experiments.laboratory.sweep import predict, round_of
 from experiments.timing import StepCosts
 from tests.experiments.random_pair import BLOCK, write_random_pair
@@ -30,10 +32,11 @@ def given(tmp_path_factory) -> SweepArgs:
 
 @pytest.fixture(scope="module")
 def ran(given, tmp_path_factory):
-    """One whole run with every output: ``(screen, sweep, folder)``."""
+    """One whole run with every output and a warning: ``(screen, sweep, folder)``."""
     folder, out = tmp_path_factory.mktemp("out"), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
         patch.setattr(sweep_block, "use_compilation_cache", lambda: None)
+        patch.setattr(summary, "SUSPICIOUS_ACCEPTANCE", 9)
         (found,) = sweep_block.main(replace(given, json=folder / "deep" / "s.json", plots=folder / "plots"))
     return out.getvalue(), found, folder
 
@@ -68,13 +71,14 @@ def test_the_trained_block_and_the_others_are_measured(ran):
     shown = [" ".join(line.split()) for line in screen.splitlines()]
     for block in found.blocks:
         assert " ".join(sweep_block.cells(block)) in shown
-    assert "warning: " not in screen
 
 
 def test_json_says_what_the_screen_says(ran):
     screen, found, folder = ran
     written = json.loads((folder / "deep" / "s.json").read_text())
-    pair = written["pairs"]["random"]
+    (pair,) = written["pairs"]
+    assert pair["names"][0] == "random"
+    assert pair["verdict"] == sweep_block.verdict(found)
     assert [block["size"] for block in pair["blocks"]] == [3, BLOCK]
     for block, as_json in zip(found.blocks, pair["blocks"], strict=True):
         assert as_json["speedup"] == list(block.speedup)
@@ -83,6 +87,9 @@ def test_json_says_what_the_screen_says(ran):
     assert f"predicted block {pair['predicted_best']} " in screen
     assert written["command"] in screen
     assert (folder / "plots" / "sweep_block.png").read_bytes().startswith(b"\x89PNG")
+    words = " ".join(screen.split())
+    assert [each[:10] for each in pair["warnings"]] == ["acceptance"] * len({b.acceptance_length for b in found.blocks})
+    assert all(f"warning {each}" in words for each in pair["warnings"])
 
 
 def test_the_verdict_names_what_the_prediction_loses(ran):
@@ -120,6 +127,10 @@ REFUSALS = {
     "one token": (dict(max_new_tokens=1), ["--max-new-tokens 1: at least 2"]),
     "unknown pair": (dict(pair="tiny", target=None, draft=None), ["unknown pair 'tiny'"]),
     "min_p": (dict(min_p=2.0), ["min_p 2.0"]),
+    "a file and a folder in one place": (
+        dict(json=Path("nowhere"), plots=Path("nowhere")),
+        ["--json nowhere and --plots nowhere are one path; expected two"],
+    ),
 }
 
 
@@ -136,10 +147,12 @@ def test_refused_before_any_weight_is_read(name, given, monkeypatch, capsys):
         assert words in shown
 
 
-def test_a_lossy_rule_is_called_so(given):
+def test_a_lossy_rule_is_called_so(given, ran):
     args = settled(replace(given, rule="typical", temperature=1.0))
     assert sweep_block.rule_label(args) == "typical (LOSSY)"
-    assert sweep_block.payload([], args, "line")["lossless"] is False
+    found = sweep_block.payload([ran[1]], args, "python -m experiments.sweep_block --rule typical")
+    assert found["lossless"] is False
+    assert "Rule: typical (**LOSSY**). Tokens: temperature 1." in tables(found)
     assert sweep_block.rule_label(settled(replace(given, rule="match"))) == "match"
 
 
