@@ -6,8 +6,8 @@ import numpy as np
 
 from dflash_jax.metrics import draft_trials, expected_length
 
-SEGMENT = 12
-"""Most drafted rounds between two decisions: as many as the first draft's trials that are remembered."""
+SEGMENT = 24
+"""Most drafted rounds between two decisions; the first ones after a probe are as many as the drafts that were tried."""
 
 PROBE = 4
 """Rounds of a probe: drafting again, one draft, after a while of plain decoding; if it stands, more are tried."""

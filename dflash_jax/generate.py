@@ -112,7 +112,7 @@ class Decoder:
         settings, seeds = self._settings(sampling, len(prompts))
         if logprobs is not None and (not _is_integer(logprobs) or not 0 <= logprobs <= vocabulary):
             raise ValueError(f"logprobs {logprobs!r}: expected an integer from 0 to {vocabulary}, or None")
-        capacity = bucket(int((lengths + budget).max()) + self.width)
+        capacity = bucket(int((lengths.astype(np.int64) + budget).max()) + self.width)
         chunk = next((size for size in CHUNKS if size >= lengths.max()), CHUNKS[-1])
         undo = undo_of(self.width)
         batch = len(prompts)
@@ -207,7 +207,7 @@ class Decoder:
             return np.asarray(room, np.int32)
         if not all(map(_is_integer, np.asarray(max_new_tokens, object).ravel())):
             raise ValueError(f"max_new_tokens {max_new_tokens!r}: expected an integer, or one for each row")
-        budget = np.broadcast_to(np.asarray(max_new_tokens, np.int32), lengths.shape)
+        budget = np.broadcast_to(np.asarray(max_new_tokens, np.int64), lengths.shape)
         if (budget < 1).any():
             raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
         return np.minimum(budget, room).astype(np.int32)
@@ -252,6 +252,10 @@ def _check_ids(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
 
 
 def _stop_row(stop: Sequence[int]) -> np.ndarray:
+    if not all(map(_is_integer, stop)):
+        raise ValueError(
+            f"stop {list(stop)!r}: expected integer ids; for strings there is checkpoints.text.TextDecoder"
+        )
     if len(set(stop)) > MOST_STOP_IDS:
         raise ValueError(f"at most {MOST_STOP_IDS} stop ids, got {len(set(stop))}")
     if any(token < 0 for token in stop):

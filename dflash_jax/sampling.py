@@ -2,7 +2,8 @@
 
 The distribution of a position is ``softmax(logits / temperature)``, cut to the ``top_k`` likeliest tokens, of those to
 the likeliest whose mass reaches ``top_p``, and of those to the ones at least ``min_p`` times as likely as the best
-(the order of transformers' logits processors). Temperature 0 is the argmax, as a distribution: one token has it all.
+(the order of transformers' logits processors; of tokens that tie for the last place the lower ids are kept, where
+transformers' top-k keeps all). Temperature 0 is the argmax, as a distribution: one token has it all.
 Every row of a batch has settings and a seed of its own; they are values, so none of them compiles anything.
 """
 

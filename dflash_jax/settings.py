@@ -12,7 +12,8 @@ from dflash_jax.sampling import GREEDY_BELOW, Sampling
 
 SEEDS = 2**64
 HOTTEST = 1e30
-"""More is infinite in float32, and -inf / inf no number; this far up all tokens are equally likely anyway."""
+"""Far enough from what float32 takes for infinity (-inf / inf is no number), and all tokens are equally likely long
+before."""
 
 REFUSED = (
     *(

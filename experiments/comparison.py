@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -31,7 +32,7 @@ def show(reports: Sequence[Report], console: Console | None = None) -> None:
     for name in COLUMNS:
         table.add_column(name, justify="left" if name in COLUMNS[:2] else "right", no_wrap=True)
     for report in reports:
-        table.add_row(*_row(report))
+        table.add_row(*cells(payload(report)))
     console.print(table)
     console.print(
         "tok/verify: tokens delivered / verifications; plain, spec: median tok/s; union: experts per layer that a "
@@ -42,21 +43,21 @@ def show(reports: Sequence[Report], console: Console | None = None) -> None:
             console.print(f"{report.pair.names[0]}: {words}", markup=False)
 
 
-def _row(report: Report) -> list[str]:
-    found = payload(report)
-    agreed, texts = report.agreement, len(report.speculative.texts)
+def cells(found: dict[str, Any]) -> list[str]:
+    """The row of what run_spec writes of one pair."""
+    agreed, texts = found["agreement"], found["prompts"]
     return [
-        report.pair.names[0],
-        report.pair.family,
-        f"1-{report.block_size}" if report.pair.adaptive else str(report.block_size),
+        found["names"][0],
+        found["family"],
+        f"1-{found['block_size']}" if found.get("adaptive") else str(found["block_size"]),
         _number(found["acceptance_length"], ".2f"),
         f"{found['verified_tokens']:,}/{found['verifies']:,}",
         _number(found["acceptance_ratio"], ".0%"),
         _number(found["plain_tok_s"], ".0f"),
         _number(found["spec_tok_s"], ".0f"),
         _number(found["speedup"], ".2f", "x"),
-        f"{round(agreed.share * texts)}/{texts}" if agreed else "-",
-        _number(found["union_mean"], ".2f", f"/{report.pair.experts}"),
+        "-" if agreed is None else f"{round(agreed * texts)}/{texts}",
+        _number(found["union_mean"], ".2f", f"/{found['experts']}"),
     ]
 
 

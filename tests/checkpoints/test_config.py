@@ -64,7 +64,7 @@ def test_B40_a_stored_head_of_a_tied_model_is_skipped_with_a_reason(tmp_path):
     refused(tmp_path, "'lm_head.weight'.*unexpected")
 
 
-def test_stop_ids_are_the_union_of_three_files(tmp_path):
+def test_B05_stop_ids_are_the_union_of_three_files(tmp_path):
     write_qwen3(tmp_path, eos_token_id=7)
     assert configs.stop_ids(tmp_path) == (7,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 7, 3]}))

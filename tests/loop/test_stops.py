@@ -8,7 +8,7 @@ import pytest
 from dflash_jax import speculate
 from dflash_jax.generate import MOST_STOP_IDS, Decoder
 from tests.support.drafters import tiny_drafter
-from tests.support.families import Family, family
+from tests.support.families import Family, family, fresh
 from tests.support.loop import trace_anew
 from tests.support.oracle import ALL, script
 from tests.support.texts import cut_at, greedy, lively_prompts, plain, random_prompts, scripted
@@ -149,6 +149,8 @@ class TestB05SeveralStopIds:
             decode(chosen, prompts, truth, [[ALL]], max_new_tokens=TOKENS, stop=range(17))
         with pytest.raises(ValueError, match="must not be negative"):
             decode(chosen, prompts, truth, [[ALL]], max_new_tokens=TOKENS, stop=[-1])
+        with pytest.raises(ValueError, match=r"stop \['own f'\]: expected integer ids; for strings there is"):
+            fresh(Decoder.start)(Decoder(chosen.target, chosen.params), [[1]], 3, stop=["own f"])
 
 
 def only_the_last_token_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
