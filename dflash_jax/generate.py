@@ -253,9 +253,7 @@ def _check_ids(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
 
 def _stop_row(stop: Sequence[int]) -> np.ndarray:
     if not all(map(_is_integer, stop)):
-        raise ValueError(
-            f"stop {list(stop)!r}: expected integer ids; for strings there is checkpoints.text.TextDecoder"
-        )
+        raise ValueError(f"stop {list(stop)!r}: expected integer ids; strings are for checkpoints.text.TextDecoder")
     if len(set(stop)) > MOST_STOP_IDS:
         raise ValueError(f"at most {MOST_STOP_IDS} stop ids, got {len(set(stop))}")
     if any(token < 0 for token in stop):
