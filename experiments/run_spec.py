@@ -165,8 +165,9 @@ def compare_all(args: Args, waiting: Waiting) -> list[Report]:
             raise ValueError("--pair all prints one table: leave out --stream, --plots and --explain, or name one pair")
         each = [replace(args, pair=name) for name in known_pairs()]
         plans = [prepare(one) for one in each]
-        for plan in plans:
-            check_target(plan.folders, dtype=args.dtype, experts=args.experts)
+        with pinned(plans[0].cpus):  # starts jax, which counts its threads then
+            for plan in plans:
+                check_target(plan.folders, dtype=args.dtype, experts=args.experts)
     reports = [run(replace(one, json=None), plan, waiting) for one, plan in zip(each, plans, strict=True)]
     comparison.show(reports)
     if args.json is not None:

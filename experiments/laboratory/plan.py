@@ -14,6 +14,7 @@ from experiments.pair import ALL_PAIRS, Pair, check_target, inspect, known_pairs
 from experiments.plan import Plan, prepare
 from experiments.progress import Waiting
 from experiments.refusals import refusals
+from experiments.threads import pinned
 
 GREEDY_AT_ZERO = ("match", "one_hot", "rejection", "block")
 """Rules that accept exactly what greedy accepts where both distributions are a certainty; greedy stands for them."""
@@ -96,7 +97,8 @@ def prepare_pair(args: Common, pair: str | None, sizes: Sequence[int | None], te
             f"--max-new-tokens {args.max_new_tokens}: at least {FEWEST_TOKENS}, because the first token needs no draft"
         )
     plans = [prepare(for_one_block(args, pair, size, temperature)) for size in dict.fromkeys(sizes)]
-    check_target(plans[0].folders, dtype=args.dtype, experts=args.experts)
+    with pinned(plans[0].cpus):  # starts jax, which counts its threads then
+        check_target(plans[0].folders, dtype=args.dtype, experts=args.experts)
     return plans
 
 
