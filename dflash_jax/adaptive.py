@@ -8,6 +8,7 @@ same law, but depends on where rounds begin: a seed alone does not repeat it, be
 """
 
 import time
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -67,12 +68,13 @@ class AdaptiveDecoder:
     Args:
         decoder: with its drafter; its block size is the largest that is tried.
         sizes: further block sizes to choose from; 1, plain decoding, is always among them.
-        controllers: batch size -> what is known of it; kept from text to text.
+        controllers: batch size -> what is known of it; kept from text to text. ``measured``: what was known first.
     """
 
     decoder: Decoder
     sizes: tuple[int, ...] = (2, 3, 4, 6)
     controllers: dict[int, Controller] = field(default_factory=dict, compare=False)
+    measured: dict[int, Controller] = field(default_factory=dict, compare=False)
 
     @property
     def block_sizes(self) -> list[int]:
@@ -92,7 +94,7 @@ class AdaptiveDecoder:
 
     def warm_up(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY) -> None:
         """Compile every block size for these prompts, and measure what its rounds cost: with the caches that the text
-        will have, and on over its end as far as they reach.
+        will have, and on over its end as far as they reach. What the largest accepts meanwhile is known from then on.
 
         Raises:
             ValueError: if they leave no room to measure plain decoding. Larger sizes for which they leave none are not
@@ -111,15 +113,18 @@ class AdaptiveDecoder:
                     each.append(max(long - short, 0.5 * long) / (many - few))
                 if not turn and size == 1:
                     run.plainly(run.rounds + 1)
+                ledger = run.ledger(1)  # at last of the largest
         if not found[1]:
             raise ValueError("the caches have no room to measure what a round costs; ask for more tokens")
-        self.controllers[len(prompts)] = Controller(
-            {size: float(np.median(each)) for size, each in found.items() if each}
-        )
+        known = Controller({size: float(np.median(each)) for size, each in found.items() if each})
+        if max(known.costs) == size > 1:
+            known.learn(size, *ledger)
+        self.measured[len(prompts)] = known
+        self.forget()
 
     def forget(self) -> None:
-        """Know nothing of acceptance, and of costs what :meth:`warm_up` measured."""
-        self.controllers.update({rows: Controller(dict(known.first)) for rows, known in self.controllers.items()})
+        """Know what :meth:`warm_up` measured, and no more."""
+        self.controllers.update(deepcopy(self.measured))
 
     def generate(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY, logprobs=None) -> Generation:
         """As :meth:`~dflash_jax.generate.Decoder.generate`. The first call for a batch size begins with

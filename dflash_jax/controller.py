@@ -13,8 +13,11 @@ PROBE = 4
 """Rounds of a probe: drafting again, one draft, after a while of plain decoding; if it stands, more are tried."""
 
 SHARE = 0.04
-"""Of plain decoding's time, what drafting may have lost in all when a text ends, what it saved taken off. Before every
-probe its worst case is weighed, that no draft stands (conservative bandits, arXiv 1602.04282)."""
+"""Of plain decoding's time, what a useless drafter may have lost in all when a text ends, what it saved taken off.
+Before every probe its worst case is weighed, that no draft stands (conservative bandits, arXiv 1602.04282)."""
+
+USELESS = 0.25
+"""A drafter is taken for useless while no more of its first drafts than this share ever stood."""
 
 FIRST_REST, LONGEST_REST = 128, 2048
 """Plain rounds before a probe; four times as many after every one in which no draft stood."""
@@ -53,6 +56,7 @@ class Controller:
         stood, tried: per draft place, see :func:`~dflash_jax.metrics.draft_trials`, older rounds weighing less.
         said: tokens so far, a row's mean; ``saved``: plain steps that drafting saved so far, negative: lost; ``call``:
             what a drafted segment costs besides its rounds, in plain steps.
+        stood_ever, tried_ever: of first drafts, without forgetting.
         rest: plain rounds still to go before the next probe; ``pause``: how many there will be after a vain one;
             ``rested``: whether nothing was drafted since such a rest, or ever.
     """
@@ -64,6 +68,8 @@ class Controller:
     said: float = 0.0
     saved: float = 0.0
     call: float = 0.0
+    stood_ever: float = 0.0
+    tried_ever: float = 0.0
     rest: int = 0
     pause: int = FIRST_REST
     rested: bool = True
@@ -82,7 +88,7 @@ class Controller:
     def affordable(self, size: int, left: int) -> bool:
         """Whether a probe of this block size may be in vain, in a text of ``left`` tokens more at most."""
         loss = PROBE * (self.costs[size] / self.costs[1] - 1) + self.call
-        return loss <= SHARE * (self.said + left) + self.saved
+        return self.stood_ever > USELESS * self.tried_ever or loss <= SHARE * (self.said + left) + self.saved
 
     def next(self, left: int) -> tuple[int, int]:
         """Block size and most rounds of the next segment, in a text of ``left`` tokens more at most."""
@@ -113,10 +119,15 @@ class Controller:
         if size == 1:
             self.rested, self.rest = self.rested or self.rest > 0, max(self.rest - rounds, 0)
             return
+        self.learn(size, counts, accepted)
+
+    def learn(self, size: int, counts: np.ndarray, accepted: np.ndarray) -> None:
+        """Take in which drafts stood."""
         self.rested = False
-        keep = MEMORY ** min(rounds, SEGMENT)
+        keep = MEMORY ** min(counts.shape[1], SEGMENT)
         stood, tried = draft_trials(counts, accepted, len(self.stood) + 1, np.full(counts.shape, size))
         self.stood, self.tried = keep * self.stood + stood, keep * self.tried + tried
+        self.stood_ever, self.tried_ever = self.stood_ever + float(stood[0]), self.tried_ever + float(tried[0])
         if self.best() > 1:
             self.pause = FIRST_REST
         else:

@@ -10,9 +10,9 @@ Plain decoding, a fixed block (the trained one unless --block-sizes names others
 among 1 (plain), 2, 3, 4, 6 and that block, take turns prompt by prompt; speeds are ratios of summed decode time against
 plain decoding, with the least and the largest of the repeats. Each with the trained drafter, and with one that is
 almost always wrong: its weights are all alike, so that it proposes the same token everywhere. The rule is greedy, or at
-temperatures above 0 match: texts are the plain ones, up to rounding. What adaptive decoding knows of costs and
-acceptance is kept from text to text of a repeat; every repeat begins without any knowledge of acceptance. What a round
-of each block size costs is measured for each drafter before the timing, and is not in it.
+temperatures above 0 match: texts are the plain ones, up to rounding. What a round of
+each block size costs is measured for each drafter before the timing, and is not in it. Every repeat begins with these
+costs and with which drafts stood meanwhile; what is learnt of both is kept from text to text.
 """
 
 from dataclasses import asdict, dataclass, replace

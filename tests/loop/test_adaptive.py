@@ -124,6 +124,20 @@ class TestTheController:
         controller.rested, controller.saved = False, -100.0
         assert controller.next(50) == (8, PROBE), "a promising probe is followed up"
 
+    def test_a_drafter_that_is_of_some_use_need_not_save_first(self) -> None:
+        controller = Controller(dict(COSTS), saved=-100.0)
+        for stood, size in ((1, 1), (2, 2)):
+            controller.stood_ever, controller.tried_ever = stood, 4
+            assert controller.next(50)[0] == size
+
+    def test_what_the_warm_up_saw_is_known(self) -> None:
+        controller = Controller(dict(COSTS))
+        controller.learn(8, np.full((1, 12), 7), np.full((1, 12), 6))
+        assert (controller.next(50)[0], controller.said, controller.saved) == (8, 0, 0)
+        controller = Controller(dict(COSTS))
+        controller.learn(8, np.full((1, 12), 1), np.full((1, 12), 0))
+        assert controller.next(50) == (1, FIRST_REST)
+
     def test_calls_cost_what_the_clock_says(self) -> None:
         controller = Controller(dict(COSTS))
         for _ in range(30):
