@@ -263,7 +263,7 @@ print("tokens per round -> predicted speedup = tokens per round / break-even")
 
 # %% [markdown]
 # Is it so? The same texts, decoded plainly and in blocks of 8 in turn. The prediction leaves out what is neither draft
-# nor verification, so it promises a little more than comes: do not trust it where it says 1.0x.
+# nor verification, so it promises more than comes, here by a tenth: do not trust it where it says 1.0x.
 
 # %%
 whole = Decoder(decoder.target.target, decoder.params, decoder.drafter, decoder.draft_params)
