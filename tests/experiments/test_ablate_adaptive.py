@@ -1,6 +1,7 @@
 """Adaptive decoding measured on a random pair: both drafters, and a file that says what the screen says."""
 
 import json
+from pathlib import Path
 
 from experiments import ablate_adaptive
 from experiments.ablate_adaptive import Args
@@ -24,3 +25,10 @@ def test_a_text_that_is_not_the_plain_one_is_named_and_nothing_is_lost() -> None
     parted = Agreement(8, (Divergence(3, 41, 5, 6, margin=0.9, tie=False), Divergence(4, 2, 1, 2, 0.1, tie=True)))
     (words,) = ablate_adaptive.what_is_wrong("tiny, wrong drafter", {"adaptive": parted}, programs=0)
     assert words.startswith("tiny, wrong drafter, adaptive, prompt 3, token 41: 6 where plain decoding says 5")
+
+
+def test_the_useless_drafter_never_cost_more_than_a_twentieth() -> None:
+    """By the committed figures, in no repeat and on no pair."""
+    results = Path(ablate_adaptive.__file__).parent / "results" / "ablate_adaptive.json"
+    wrong = [each for each in json.loads(results.read_text())["outcomes"] if each["drafter"] == "wrong"]
+    assert len(wrong) == 3 and min(each["adaptive"][1] for each in wrong) >= 0.95
