@@ -145,12 +145,34 @@ def _solved(
     start = jnp.exp(total)
     recalled = start[..., None] * jnp.einsum("BTGK,BGRKV->BGRTV", tokens.k, state)
     wanted = beta[..., None] * (jnp.moveaxis(tokens.v, 1, 3) - recalled)
-    written = jax.lax.linalg.triangular_solve(
-        system + jnp.eye(size, dtype=system.dtype), wanted, left_side=True, lower=True, unit_diagonal=True
-    )
+    written = jax.lax.platform_dependent(system, wanted, cpu=forward_substitution, default=_library_solve)
     asked = jnp.einsum("BTGK,BSGK->BGTS", tokens.q, tokens.k)[:, :, None] * decay
     out = start[..., None] * jnp.einsum("BTGK,BGRKV->BGRTV", tokens.q, state) + asked @ written
     return Read(jnp.moveaxis(out, 3, 1), jnp.moveaxis(written, 3, 1), None)
+
+
+def forward_substitution(strict: Float[Array, "*heads T T"], wanted: Float[Array, "*heads T V"]) -> jax.Array:
+    """Solve ``(I + strict) u = wanted``, row after row.
+
+    For CPUs, where the library's solve is LAPACK's: its BLAS has threads of its own, which spin between two solves on
+    the CPUs that the rest of the program computes on, and on systems as small as these it is slower besides.
+
+    Args:
+        strict: strictly lower triangular.
+    """
+
+    def visit(solved: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
+        coefficients, right = (jax.lax.dynamic_index_in_dim(of, row, -2, keepdims=False) for of in (strict, wanted))
+        new = right - jnp.einsum("...S,...SV->...V", coefficients, solved)
+        return jax.lax.dynamic_update_index_in_dim(solved, new, row, -2), None
+
+    return jax.lax.scan(visit, jnp.zeros_like(wanted), jnp.arange(wanted.shape[-2]))[0]
+
+
+def _library_solve(strict: Float[Array, "*heads T T"], wanted: Float[Array, "*heads T V"]) -> jax.Array:
+    """The same by one call of the accelerator's library."""
+    system = strict + jnp.eye(strict.shape[-1], dtype=strict.dtype)
+    return jax.lax.linalg.triangular_solve(system, wanted, left_side=True, lower=True, unit_diagonal=True)
 
 
 def absorb(

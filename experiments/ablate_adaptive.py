@@ -132,6 +132,7 @@ def _outcome(args: Args, plan: Plan, pair: Pair, name: str, waiting: Waiting) ->
     with waiting.on("comparing texts"):
         settings = runs.settings_of(sampling, plan.batches)
         agreed = {each: run_spec.agree(plan, pair, settings, plain, found[each]) for each in ("fixed", "adaptive")}
+    busy = runs.crowding([*found.values()], len(plan.cpus))
     counts, sizes = adaptive.counts, [int(size) for each in adaptive.different for size in each.widths]
     return Outcome(
         pair=pair.names[0],
@@ -148,16 +149,17 @@ def _outcome(args: Args, plan: Plan, pair: Pair, name: str, waiting: Waiting) ->
         rounds={str(size): sizes.count(size) for size in sorted(set(sizes))},
         agreement=agreed["adaptive"].share,
         ties=sum(each.tie for each in agreed["adaptive"].divergences),
-        warnings=tuple(what_is_wrong(f"{pair.names[0]}, {name} drafter", agreed, timed.programs)),
+        warnings=tuple(what_is_wrong(f"{pair.names[0]}, {name} drafter", agreed, timed.programs, busy)),
     )
 
 
-def what_is_wrong(where: str, agreed: dict[str, Agreement], programs: int) -> list[str]:
+def what_is_wrong(where: str, agreed: dict[str, Agreement], programs: int, crowding: str | None) -> list[str]:
     """What a reader should know before believing a line.
 
     Args:
         agreed: decoder -> its texts against the plain ones.
         programs: compiled while timing.
+        crowding: see :func:`experiments.runs.crowding`.
     """
     found = [
         f"{where}, {which}, prompt {each.prompt}, token {each.place}: {each.speculative} where plain decoding says "
@@ -168,6 +170,8 @@ def what_is_wrong(where: str, agreed: dict[str, Agreement], programs: int) -> li
     ]
     if programs:
         found.append(f"{where}: {programs} programs were compiled while timing: the speeds are too low")
+    if crowding:
+        found.append(f"{where}: {crowding}")
     return found
 
 

@@ -20,7 +20,13 @@ PACKAGES = ("jax", "jaxlib", "flax", "numpy")
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a run happened. ``commit``: of the sources, with ``+changes`` if files differ from it; None without git."""
+    """Where a run happened.
+
+    Attributes:
+        device: as jax names it; of a CPU, which one: ratios too differ between processors.
+        threads: CPUs that the process may use.
+        commit: of the sources, with ``+changes`` if files differ from it; None without git.
+    """
 
     device: str
     platform: str
@@ -57,7 +63,19 @@ def describe() -> Machine:
     device = jax.devices()[0]
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     versions = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
-    return Machine(device.device_kind, device.platform, jax.device_count(), threads, versions, _commit())
+    return Machine(_name(device), device.platform, jax.device_count(), threads, versions, _commit())
+
+
+def _name(device: jax.Device) -> str:
+    """Names of virtual processors say little; family and model tell which one it is."""
+    said = Path("/proc/cpuinfo")
+    if device.platform != "cpu" or not said.is_file():
+        return device.device_kind
+    lines = (line.partition(":") for line in said.read_text().splitlines())
+    first = {key.strip(): value.strip() for key, _, value in reversed([*lines])}
+    known = {"family": first.get("cpu family"), "model": first.get("model")}
+    kind = ", ".join(f"{word} {number}" for word, number in known.items() if number)
+    return f"{device.device_kind} {first.get('model name', platform.machine())}{kind and f' ({kind})'}"
 
 
 def measure_memory(pair: Pair, batch: int, tokens: int) -> Memory:

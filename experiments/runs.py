@@ -1,6 +1,7 @@
 """Timed runs that may be compared: the same prompts under the same conditions, decoders in turn, repeated."""
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -14,6 +15,9 @@ from dflash_jax.generation import Generation
 from dflash_jax.settings import GREEDY, SamplingParams, derived_seed
 from experiments.pair import Pair
 from experiments.prompts import fingerprint
+
+STRAY_CPUS = 0.25
+"""CPUs that may be busy besides those computed on: Python's own threads, the system's on its behalf."""
 
 
 class NotComparable(ValueError):
@@ -57,11 +61,17 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Run:
-    """One decoder's repeats. ``repeats[i]`` holds a :class:`Generation` per batch of prompts."""
+    """One decoder's repeats.
+
+    Attributes:
+        repeats: ``repeats[i]`` holds a :class:`Generation` per batch of prompts.
+        cpus_busy: CPU seconds of the whole process per second of decoding, each repeat.
+    """
 
     name: str
     conditions: Conditions
     repeats: tuple[tuple[Generation, ...], ...]
+    cpus_busy: tuple[float, ...] = ()
 
     @property
     def texts(self) -> list[list[int]]:
@@ -166,6 +176,19 @@ class Run:
         return sum(generation.decode_s for generation in repeat)
 
 
+def crowding(found: Sequence[Run], threads: int) -> str | None:
+    """What to say if the process kept more CPUs busy than it says it computes on; None if not. Threads that are not
+    jax's, a BLAS's for one, come to their own CPUs or take turns on jax's, and no speed measured so is of this number.
+
+    Args:
+        threads: that jax computes on.
+    """
+    most = max((busy for run in found for busy in run.cpus_busy), default=0.0)
+    if most <= threads + STRAY_CPUS:
+        return None
+    return f"{most:.1f} CPUs were busy while {threads} should compute: do not trust the speeds"
+
+
 def differences(one: Run, other: Run) -> list[str]:
     """What differs between the conditions of two runs, and the number of repeats; empty if they may be compared."""
     mine, theirs = (asdict(run.conditions) | {"repeats": len(run.repeats)} for run in (one, other))
@@ -248,15 +271,26 @@ def run_interleaved(
         between: called after each turn of all decoders; ``before_repeat``: before the first turn of each repeat.
     """
     found: dict[str, list[tuple[Generation, ...]]] = {name: [] for name in decoders}
+    busy: dict[str, list[float]] = {name: [] for name in decoders}
     for _ in range(repeats):
         before_repeat()
         repeat: dict[str, list[Generation]] = {name: [] for name in decoders}
+        clocks = {name: np.zeros(2) for name in decoders}
         for batch, sampling in zip(batches, settings_of(conditions.sampling, batches), strict=True):
             for name, decoder in decoders.items():
+                started = _clocks()
                 generation = decoder.generate(batch, conditions.max_new_tokens, conditions.stop, sampling)
+                clocks[name] += _clocks() - started
                 repeat[name].append(generation)
                 after_each(name, generation)
             between()
         for name, generations in repeat.items():
             found[name].append(tuple(generations))
-    return {name: Run(name, conditions, tuple(generations)) for name, generations in found.items()}
+            cpu_s, wall_s = clocks[name]
+            busy[name].append(float(cpu_s / wall_s))
+    return {name: Run(name, conditions, tuple(found[name]), tuple(busy[name])) for name in decoders}
+
+
+def _clocks() -> np.ndarray:
+    """CPU seconds of the process, all its threads together, and seconds."""
+    return np.array([time.process_time(), time.perf_counter()])

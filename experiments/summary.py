@@ -10,7 +10,7 @@ from experiments.agreement import Agreement
 from experiments.definitions import LABEL, wrapped
 from experiments.pair import Facts
 from experiments.report import Report, middle
-from experiments.runs import Conditions, Run
+from experiments.runs import Conditions, Run, crowding
 
 SUSPICIOUS_ACCEPTANCE = 1.2
 WORTH_TRYING = 1.05
@@ -35,6 +35,8 @@ def warnings(report: Report) -> list[str]:
         found.append("speculative and plain text differ where rounding cannot explain it: do not trust either speed")
     if report.compiled.while_timing:
         found.append(f"{report.compiled.while_timing} programs were compiled while timing: the speeds are too low")
+    if words := crowding([run for run in (report.plain, report.speculative) if run], report.machine.threads):
+        found.append(words)
     sampling = report.speculative.conditions.sampling
     if sampling.greedy and report.pair.lossless and (cut := filters(sampling.top_k, sampling.top_p, sampling.min_p)):
         found.append(f"{', '.join(cut)}: without effect at temperature 0; give --temperature to draw tokens")

@@ -33,6 +33,7 @@ class Findings:
         compile_s, programs, hits: compilation, summed over programs built side by side, part of no other figure;
             ``hits`` came from the persistent cache.
         while_timing: programs built while timing; anything but 0 spoils the speeds.
+        crowding: see :func:`experiments.runs.crowding`.
         known: prompts there were to choose from; ``prompts`` were taken.
     """
 
@@ -46,6 +47,7 @@ class Findings:
     programs: int
     hits: int
     while_timing: int
+    crowding: str | None
     known: int
     prompts: int
     prompt_hash: str
@@ -98,6 +100,7 @@ def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting, cpus: Sequence
         programs=compiling.programs,
         hits=compiling.hits,
         while_timing=timed.programs,
+        crowding=runs.crowding([run for each in timings for found in each.values() for run in found], len(plan.cpus)),
         known=plan.known,
         prompts=len(plan.rows),
         prompt_hash=timings[0][PLAIN][0].conditions.prompts,

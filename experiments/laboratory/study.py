@@ -45,6 +45,8 @@ def warnings(study: Study) -> Iterator[str]:
                 f"{one.names[0]}, block {one.block_size}: {one.while_timing} programs were compiled while timing: "
                 "the speeds are too low"
             )
+        if one.crowding:
+            yield f"{one.names[0]}, block {one.block_size}: {one.crowding}"
         if any(row.kl_infinite for row in one.rows):
             yield f"{one.names[0]}: KL is infinite where an accepted draft lies outside the filters"
 

@@ -23,8 +23,12 @@ def test_both_drafters_are_measured_and_written(tmp_path, capsys) -> None:
 
 def test_a_text_that_is_not_the_plain_one_is_named_and_nothing_is_lost() -> None:
     parted = Agreement(8, (Divergence(3, 41, 5, 6, margin=0.9, tie=False), Divergence(4, 2, 1, 2, 0.1, tie=True)))
-    (words,) = ablate_adaptive.what_is_wrong("tiny, wrong drafter", {"adaptive": parted}, programs=0)
+    (words,) = ablate_adaptive.what_is_wrong("tiny, wrong drafter", {"adaptive": parted}, programs=0, crowding=None)
     assert words.startswith("tiny, wrong drafter, adaptive, prompt 3, token 41: 6 where plain decoding says 5")
+
+
+def test_threads_that_are_not_jaxs_are_named() -> None:
+    assert ablate_adaptive.what_is_wrong("tiny", {}, 0, "1.9 CPUs were busy") == ["tiny: 1.9 CPUs were busy"]
 
 
 def test_the_useless_drafter_never_cost_more_than_a_twentieth() -> None:
