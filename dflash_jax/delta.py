@@ -145,20 +145,38 @@ def _solved(
     start = jnp.exp(total)
     recalled = start[..., None] * jnp.einsum("BTGK,BGRKV->BGRTV", tokens.k, state)
     wanted = beta[..., None] * (jnp.moveaxis(tokens.v, 1, 3) - recalled)
-    written = jax.lax.platform_dependent(system, wanted, cpu=forward_substitution, default=_library_solve)
+    written = solve_unit_lower(system, wanted)
     asked = jnp.einsum("BTGK,BSGK->BGTS", tokens.q, tokens.k)[:, :, None] * decay
     out = start[..., None] * jnp.einsum("BTGK,BGRKV->BGRTV", tokens.q, state) + asked @ written
     return Read(jnp.moveaxis(out, 3, 1), jnp.moveaxis(written, 3, 1), None)
 
 
-def forward_substitution(strict: Float[Array, "*heads T T"], wanted: Float[Array, "*heads T V"]) -> jax.Array:
-    """Solve ``(I + strict) u = wanted``, row after row.
-
-    For CPUs, where the library's solve is LAPACK's: its BLAS has threads of its own, which spin between two solves on
-    the CPUs that the rest of the program computes on, and on systems as small as these it is slower besides.
+def solve_unit_lower(strict: Float[Array, "*heads T T"], wanted: Float[Array, "*heads T V"]) -> jax.Array:
+    """The u of ``(I + strict) u = wanted``. Its gradient is by the transposed system: no step of the solve is kept.
 
     Args:
-        strict: strictly lower triangular.
+        strict: strictly lower triangular; of its gradient only that part means anything.
+    """
+
+    def lower(strict: jax.Array, right: jax.Array) -> jax.Array:
+        return jax.lax.platform_dependent(strict, right, cpu=forward_substitution, default=library_solve)
+
+    def transposed(_: object, right: jax.Array) -> jax.Array:
+        """Read from the end, the transposed system is lower triangular again."""
+        turned = jnp.flip(jnp.swapaxes(strict, -1, -2), (-2, -1))
+        return jnp.flip(lower(turned, jnp.flip(right, -2)), -2)
+
+    return jax.lax.custom_linear_solve(
+        lambda u: u + strict @ u, wanted, lambda _, right: lower(strict, right), transposed
+    )
+
+
+def forward_substitution(strict: Float[Array, "*heads T T"], wanted: Float[Array, "*heads T V"]) -> jax.Array:
+    """Row after row.
+
+    For CPUs. The library's solve is LAPACK's there, whose BLAS has threads of its own: between solves they spin on CPUs
+    that the rest of the program computes on, or that it was told to leave alone. Systems as small as these it solves
+    more slowly besides.
     """
 
     def visit(solved: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
@@ -169,8 +187,8 @@ def forward_substitution(strict: Float[Array, "*heads T T"], wanted: Float[Array
     return jax.lax.scan(visit, jnp.zeros_like(wanted), jnp.arange(wanted.shape[-2]))[0]
 
 
-def _library_solve(strict: Float[Array, "*heads T T"], wanted: Float[Array, "*heads T V"]) -> jax.Array:
-    """The same by one call of the accelerator's library."""
+def library_solve(strict: Float[Array, "*heads T T"], wanted: Float[Array, "*heads T V"]) -> jax.Array:
+    """By one call of the accelerator's library."""
     system = strict + jnp.eye(strict.shape[-1], dtype=strict.dtype)
     return jax.lax.linalg.triangular_solve(system, wanted, left_side=True, lower=True, unit_diagonal=True)
 

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +13,15 @@ from checkpoints.text import stream_tokens
 from dflash_jax import cache as caches
 from dflash_jax import generate
 from dflash_jax.accept import Greedy, Match
+from dflash_jax.delta import library_solve, solve_unit_lower
+from dflash_jax.draft_tree import chain
 from dflash_jax.generate import FOREVER, Decoder
 from dflash_jax.nn import argmax
 from dflash_jax.plain import NoDrafter
 from dflash_jax.settings import SamplingParams
 from dflash_jax.tree import Tree
 from tests.support.drafters import tiny_drafter
-from tests.support.families import family
+from tests.support.families import STEPS, family
 from tests.support.oracle import ALL, script
 from tests.support.texts import greedy, random_prompts, scripted
 
@@ -127,6 +130,38 @@ def test_the_loop_needs_no_transfer() -> None:
         )
         jax.block_until_ready(state)
     assert np.asarray(state.tokens)[:, :TOKENS].tolist() == [text[:TOKENS] for text in truth]
+
+
+CALLED = re.compile(r"custom_call @(\w+)\(")
+"""Code outside the program, in lowered text."""
+
+LAPACK = "lapack_dtrsm_ffi"
+
+
+def called(step, *given) -> set[str]:
+    """The names of what a program calls."""
+    return set(CALLED.findall(jax.jit(step).lower(*given).as_text()))
+
+
+class TestACpuComputesOnJaxsOwnThreads:
+    """LAPACK's BLAS has others, which spin on CPUs that a run was told to leave alone, or take turns on its own."""
+
+    @pytest.mark.parametrize("name", STEPS)
+    def test_no_step_calls_lapack(self, name: str) -> None:
+        """Neither a prompt, in more than one chunk, nor a chain, nor a tree; more tokens than are heard one by one."""
+        target, params, tokens = family(name).target, family(name).params, jnp.zeros((2, 17), jnp.int32)
+        cache, tree = target.init_cache(2, 256, 128), chain(2, 16)
+        for given in ((jnp.tile(tokens, 5), cache), (tokens[:, :8], cache), (tokens, cache, tree)):
+            assert not {call for call in called(partial(target.step, params), *given) if "lapack" in call}
+
+    def test_the_search_can_find_it(self) -> None:
+        assert called(library_solve, jnp.zeros((17, 17)), jnp.zeros((17, 3))) == {LAPACK}
+
+    def test_an_accelerator_has_its_librarys_solve(self) -> None:
+        """Of the two in one text, each platform takes its own."""
+        given = jnp.zeros((17, 17), jnp.float32), jnp.zeros((17, 3), jnp.float32)
+        text = jax.jit(solve_unit_lower).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+        assert "triangular_solve" in text and "while" not in text
 
 
 PROGRAMS = ("hear", "begin", "run_rounds")
