@@ -175,6 +175,7 @@ def payload(report: Report) -> dict[str, Any]:
         "prompts": len(spec.texts),
         "prompt_hash": spec.conditions.prompts,
         "repeats": len(spec.repeats),
+        "device": report.machine.device,
         "platform": report.machine.platform,
         "threads": report.machine.threads,
         "versions": report.machine.versions,
@@ -191,6 +192,7 @@ def _speed(run: Run) -> dict[str, Any]:
         "ttft_s": run.ttft_s,
         "itl_s": run.itl_s,
         "round_s": run.round_s,
+        "cpus_busy": run.cpus_busy,
         "rounds": run.rounds,
         "tokens": run.tokens,
     }

@@ -125,6 +125,9 @@ def test_json_says_what_the_screen_says(ran):
     assert found["speedup_bound"] == pytest.approx(found["acceptance_length"])
     assert found["break_even"] == pytest.approx(found["speedup_bound"] / found["speedup"])
     assert found["compilations_while_timing"] == 0
+    assert f"{'device':<19}{found['device']}, " in screen
+    for each in (found["plain"], found["spec"]):
+        assert len(each["cpus_busy"]) == found["repeats"] and all(busy > 0 for busy in each["cpus_busy"])
     assert found["union_one_token"] == 2.0
     assert found["union_uniform"] == pytest.approx(5 * (1 - 0.6**BLOCK))
     assert {"python", "jax", "jaxlib", "flax"} <= set(found["versions"])

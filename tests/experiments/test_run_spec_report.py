@@ -153,6 +153,15 @@ def test_compiling_while_timing_is_not_kept_quiet():
     assert "2 programs were compiled while timing" in warnings(made)[0]
 
 
+@pytest.mark.parametrize("which", ["plain", "speculative"])
+def test_more_busy_cpus_than_threads_are_a_warning(which: str) -> None:
+    """The made report is of two threads."""
+    run = {"plain": PLAIN, "speculative": SPECULATIVE}[which]
+    (words,) = warnings(report(**{which: dataclasses.replace(run, cpus_busy=(2.0, 2.9, 2.0))}))
+    assert "2.9 CPUs were busy while 2 should compute" in words
+    assert warnings(report(**{which: dataclasses.replace(run, cpus_busy=(2.0, 2.1))})) == []
+
+
 def test_next_to_no_acceptance_is_suspicious():
     slow = run("speculative", [1] * 12, [0] * 12, [3.0, 3.0, 3.0])
     made = report(speculative=slow)
