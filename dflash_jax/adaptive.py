@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from dflash_jax.controller import Controller
+from dflash_jax.controller import PENDING, Controller
 from dflash_jax.generate import FOREVER, Decoder, run_rounds
 from dflash_jax.generation import Generation, collect
 from dflash_jax.plain import NoDrafter
@@ -29,9 +29,6 @@ from dflash_jax.speculate import SpecState
 
 SHORT, LONG, TURNS = 2, 12, 3
 """Rounds of the two segments whose difference is what a round costs at first, without the call; and how often."""
-
-PENDING = 128
-"""Most plain rounds in a row whose features wait to be absorbed: for the next draft, or for good if the text ends."""
 
 
 @struct.dataclass
@@ -94,7 +91,8 @@ class AdaptiveDecoder:
 
     def warm_up(self, prompts, max_new_tokens=None, stop=(), sampling=GREEDY) -> None:
         """Compile every block size for these prompts, and measure what its rounds cost: with the caches that the text
-        will have, and on over its end as far as they reach. What the largest accepts meanwhile is known from then on.
+        will have, and on over its end as far as they reach; and what it costs to begin drafting after plain rounds.
+        What the largest accepts meanwhile is known from then on.
 
         Raises:
             ValueError: if they leave no room to measure plain decoding. Larger sizes for which they leave none are not
@@ -106,17 +104,20 @@ class AdaptiveDecoder:
                 run = _Run(self, self.start(prompts, max_new_tokens, (), sampling))
                 run.go_on((2 + SHORT + LONG) * self.decoder.drafter.block_size)
                 run.segment(1, 1)
-                run.segment(size, 2)
+                once = run.segment(size, 2)
                 short, few = run.segment(size, 2 + SHORT), run.rounds - 2
                 long, many = run.segment(size, 2 + SHORT + LONG), run.rounds - 2 - few
                 if turn and many > few:  # the first turn compiles
-                    each.append(max(long - short, 0.5 * long) / (many - few))
+                    cost = max(long - short, 0.5 * long) / (many - few)
+                    each.append((cost, max(once - cost, 0.0)))
                 if not turn and size == 1:
                     run.plainly(run.rounds + 1)
                 ledger = run.ledger(1)  # at last of the largest
         if not found[1]:
             raise ValueError("the caches have no room to measure what a round costs; ask for more tokens")
-        known = Controller({size: float(np.median(each)) for size, each in found.items() if each})
+        costs = {size: float(np.median([cost for cost, _ in each])) for size, each in found.items() if each}
+        calls = [call for size in costs if size > 1 for _, call in found[size]]
+        known = Controller(costs, float(np.median(calls)) / costs[1] if calls else 0.0)
         if max(known.costs) == size > 1:
             known.learn(size, *ledger)
         self.measured[len(prompts)] = known
@@ -144,7 +145,7 @@ class AdaptiveDecoder:
             else:
                 seconds = run.segment(size, before + min(count, PENDING))
             known = _programs() == programs  # else something was compiled meanwhile
-            controller.saw(size, *run.ledger(before), seconds if known else None)
+            controller.saw(size, *run.ledger(before), seconds if known else None, first=before == 0)
             sizes += [size] * (run.rounds - before)
         found = collect(run.state, ttft_s=first - started, decode_s=time.perf_counter() - first)
         return replace(found, widths=np.array(sizes, np.int64))
@@ -178,7 +179,8 @@ class _Run:
         state = self.state
         asked = (state.rounds, state.done, state.ends.budget, state.delivered, state.counts, state.accepted)
         rounds, done, budget, delivered, self.counts, self.accepted = jax.device_get(asked)
-        self.rounds, self.done, self.left = int(rounds), bool(done.all()), int((budget - delivered).max())
+        left = np.where(done, 0, budget - delivered)
+        self.rounds, self.done, self.left = int(rounds), bool(done.all()), int(left.max())
 
     def plainly(self, until: int) -> float:
         """Plain rounds of a text that will be drafted no more: nothing is laid aside. The seconds they took."""

@@ -27,38 +27,58 @@ def simulate(
     seed: int = 0,
     controller: Controller | None = None,
     costs: dict[int, float] = COSTS,
+    call: float = 0.0,
+    budget: int | None = None,
 ) -> tuple[float, dict[int, int], Controller]:
-    """Speed against plain decoding, rounds by block size: every draft stands with its place's rate."""
-    rng, controller = np.random.default_rng(seed), controller or Controller(dict(costs))
+    """Speed against plain decoding, rounds by block size: every draft stands with its place's rate.
+
+    Args:
+        call: plain steps that a segment costs besides its rounds, and plain decoding once.
+        budget: tokens that the text could have had; it stops at ``tokens``.
+    """
+    rng, controller = np.random.default_rng(seed), controller or Controller(dict(costs), call)
     said, seconds, used = 0, 0.0, dict.fromkeys(costs, 0)
     while said < tokens:
-        size, rounds = controller.next(tokens - said)
-        rounds = min(rounds, tokens - said)
+        left = (budget or tokens) - said
+        size, rounds = controller.next(left)
+        rounds = min(rounds if size == 1 and rounds >= left else min(rounds, PENDING), tokens - said)
         stands = rng.random((rounds, size - 1)) < np.array(rates[: size - 1])
         accepted = np.cumprod(stands, axis=1).sum(1)[None]
-        controller.saw(size, accepted + 1, accepted, costs[size] * rounds)
-        said, seconds, used[size] = (
-            said + int(accepted.sum()) + rounds,
-            seconds + costs[size] * rounds,
-            used[size] + rounds,
-        )
-    return said * costs[1] / seconds, used, controller
+        took = costs[size] * rounds + call * costs[1]
+        controller.saw(size, accepted + 1, accepted, took, first=said == 0)
+        said, seconds, used[size] = said + int(accepted.sum()) + rounds, seconds + took, used[size] + rounds
+    return (said + call) * costs[1] / seconds, used, controller
 
 
 class TestTheController:
+    @pytest.mark.parametrize("known", [False, True])
+    @pytest.mark.parametrize("call", [0.0, 1.0, 5.0, 20.0])
     @pytest.mark.parametrize("dearer", [1.0, 1.5, 3.0])
-    def test_a_drafter_that_is_always_wrong_costs_at_most_a_twentieth(self, dearer: float) -> None:
-        """Of any text, the first ones too, whatever drafted rounds cost."""
+    def test_a_drafter_that_is_always_wrong_costs_at_most_a_twentieth(
+        self, dearer: float, call: float, known: bool
+    ) -> None:
+        """Of any text, the first ones too, whatever drafted rounds and calls cost, and wherever the text stops."""
         costs = {size: cost if size == 1 else cost * dearer for size, cost in COSTS.items()}
-        for tokens in (8, 16, 32, 64, 128, 512, 4096, 32768):
-            speed, _, controller = simulate([0.0] * 7, tokens, costs=costs)
-            assert speed >= 0.95, tokens
-        assert controller.pause == LONGEST_REST
+        for tokens in (8, 16, 32, 64, 128, 132, 140, 300, 512, 4096, 32768):
+            for budget in (tokens, 2 * tokens, 40_000):
+                controller = Controller(dict(costs), call)
+                if known:
+                    controller.learn(8, np.full((1, 12), 1), np.full((1, 12), 0))
+                speed, _, _ = simulate([0.0] * 7, tokens, controller=controller, costs=costs, call=call, budget=budget)
+                assert speed >= 0.95, (tokens, budget)
+        if call == 0:
+            assert controller.pause == LONGEST_REST, "it is tried nevertheless"
 
-    def test_short_texts_together_lose_no_more_than_one_long_one(self) -> None:
-        controller = Controller(dict(COSTS))
-        speeds = [simulate([0.0] * 7, 24, controller=controller)[0] for _ in range(200)]
-        assert 1 / np.mean([1 / speed for speed in speeds]) >= 0.95
+    @pytest.mark.parametrize("call", [0.0, 5.0, 20.0])
+    @pytest.mark.parametrize("tokens", [24, 128, 700])
+    def test_texts_together_lose_no_more_than_one(self, tokens: int, call: float) -> None:
+        controller = Controller(dict(COSTS), call)
+        speeds = [
+            simulate([0.0] * 7, tokens, controller=controller, call=call, budget=2048)[0]
+            for _ in range(200_000 // tokens)
+        ]
+        for texts in range(1, len(speeds) + 1):
+            assert 1 / np.mean([1 / speed for speed in speeds[:texts]]) >= 0.95, texts
         assert min(speeds) < 1, "it is tried nevertheless"
 
     @pytest.mark.parametrize("rate", [0.95, 0.85])
@@ -113,16 +133,30 @@ class TestTheController:
         assert Controller({1: 1.0}).next(70) == (1, 70)
 
     def test_what_a_probe_may_lose_is_counted_before_it_is_made(self) -> None:
-        """A twenty-fifth of the text: four vain rounds of two tokens lose two plain steps, which a text of 50 tokens
-        may, and one of 49 not, unless something was saved before; what a call costs besides counts, too."""
+        """A twenty-fifth of the tokens so far: four vain rounds of two tokens lose two plain steps, which may be lost
+        after 50 tokens, and after fewer only if something was saved; two calls, there and back, count too."""
         controller = Controller(dict(COSTS))
-        assert [controller.next(left) for left in (50, 49)] == [(2, PROBE), (1, 49)]
+        assert [controller.next(left) for left in (51, 50, 49)] == [(1, 50), (1, 50), (1, 49)]
+        controller.said = 49
+        assert controller.next(51) == (1, 1)
+        controller.said = 50
+        assert controller.next(51) == (2, PROBE)
         controller.call = 1.0
-        assert [controller.next(left) for left in (75, 74)] == [(2, PROBE), (1, 74)]
-        controller.saved = 1.0
+        assert controller.next(500) == (1, 75), "four steps and the call until then are a hundred and twenty-five's"
+        controller.said = 100
+        assert controller.next(500) == (2, PROBE)
+        controller.said, controller.saved = 50, 2.0
         assert controller.next(50) == (2, PROBE)
         controller.rested, controller.saved = False, -100.0
         assert controller.next(50) == (8, PROBE), "a promising probe is followed up"
+
+    def test_where_waiting_costs_too_much_the_text_goes_on_plainly(self) -> None:
+        """Features that wait are absorbed every 128 tokens, by a call each time."""
+        controller = Controller(dict(COSTS), call=6.0)
+        controller.said = 200
+        assert controller.next(4000) == (1, 4000), "a twenty-fifth of 128 tokens pays for no call of six steps"
+        controller.said = 350
+        assert controller.next(4000) == (2, PROBE)
 
     def test_a_drafter_that_is_of_some_use_need_not_save_first(self) -> None:
         controller = Controller(dict(COSTS), saved=-100.0)
@@ -136,7 +170,7 @@ class TestTheController:
         assert (controller.next(50)[0], controller.said, controller.saved) == (8, 0, 0)
         controller = Controller(dict(COSTS))
         controller.learn(8, np.full((1, 12), 1), np.full((1, 12), 0))
-        assert controller.next(50) == (1, FIRST_REST)
+        assert controller.next(500) == (1, FIRST_REST)
 
     def test_calls_cost_what_the_clock_says(self) -> None:
         controller = Controller(dict(COSTS))
@@ -145,9 +179,22 @@ class TestTheController:
         assert controller.call == pytest.approx(3.0, rel=0.01)
         assert controller.saved == pytest.approx(30 * (PROBE - PROBE * 1.5 - 3.0))
 
-    def test_a_controller_that_counts_no_loss_would_fail(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Controller, "affordable", lambda self, size, left: True)
-        assert simulate([0.0] * 7, 32)[0] < 0.95
+    @pytest.mark.parametrize("call", [0.0, 5.0])
+    def test_a_controller_that_counts_no_loss_would_fail(self, monkeypatch: pytest.MonkeyPatch, call: float) -> None:
+        monkeypatch.setattr(Controller, "patience", lambda self, size, left: self.rest)
+        assert simulate([0.0] * 7, 32, call=call)[0] < 0.95
+
+    def test_nor_would_one_that_knows_nothing_of_calls_do(self) -> None:
+        controller = Controller(dict(COSTS))
+        assert simulate([0.0] * 7, 300, controller=controller, call=20.0)[0] < 0.95
+
+    def test_a_call_is_in_no_rounds_cost(self) -> None:
+        controller = Controller(dict(COSTS), call=5.0)
+        for _ in range(50):
+            controller.saw(1, np.full((1, 128), 1), np.full((1, 128), 0), seconds=128 + 5.0)
+            controller.saw(8, np.full((1, 24), 4), np.full((1, 24), 3), seconds=24 * 2.5 + 5.0)
+        assert controller.costs == pytest.approx(COSTS) and controller.call == 5.0
+        assert controller.saved == pytest.approx(50 * (24 * 4 - 24 * 2.5 - 2 * 5.0))
 
     def test_a_drafter_that_has_paid_is_asked_again_sooner(self) -> None:
         vain = np.full((1, PROBE), 1), np.full((1, PROBE), 0), None
@@ -162,6 +209,8 @@ class TestTheController:
     def test_where_width_is_free_nothing_can_be_lost(self) -> None:
         controller = Controller({1: 1.0, 2: 1.0, 8: 1.0})
         assert controller.next(1) == (2, PROBE)
+        controller.call = 1.0
+        assert controller.next(1) == (1, 1)
 
 
 SCHEDULE = [(8, 2), (1, 5), (3, 4), (1, PENDING), (8, 1), (3, 2), (8, 50)]
