@@ -114,7 +114,10 @@ class AdaptiveDecoder:
                     run.plainly(run.rounds + 1)
                 ledger = run.ledger(1)  # at last of the largest
         if not found[1]:
-            raise ValueError("the caches have no room to measure what a round costs; ask for more tokens")
+            raise ValueError(
+                f"the caches have no room to measure what a round costs: max_new_tokens {max_new_tokens}; ask for "
+                f"{SHORT + LONG} or more, or decode with a fixed block size"
+            )
         costs = {size: float(np.median([cost for cost, _ in each])) for size, each in found.items() if each}
         calls = [call for size in costs if size > 1 for _, call in found[size]]
         known = Controller(costs, float(np.median(calls)) / costs[1] if calls else 0.0)

@@ -166,9 +166,11 @@ def solve_unit_lower(strict: Float[Array, "*heads T T"], wanted: Float[Array, "*
         turned = jnp.flip(jnp.swapaxes(strict, -1, -2), (-2, -1))
         return jnp.flip(lower(turned, jnp.flip(right, -2)), -2)
 
-    return jax.lax.custom_linear_solve(
-        lambda u: u + strict @ u, wanted, lambda _, right: lower(strict, right), transposed
-    )
+    def system(u: jax.Array) -> jax.Array:
+        """For the gradient alone; its products as exact as the solve's, not TF32 or bfloat16."""
+        return u + jnp.matmul(strict, u, precision="highest")
+
+    return jax.lax.custom_linear_solve(system, wanted, lambda _, right: lower(strict, right), transposed)
 
 
 def forward_substitution(strict: Float[Array, "*heads T T"], wanted: Float[Array, "*heads T V"]) -> jax.Array:

@@ -83,9 +83,13 @@ class Target(Protocol):
     mixture_layers: int
     experts: int
 
-    def init_cache(self, batch: int, capacity: int, undo: int) -> Cache: ...
+    def init_cache(self, batch: int, capacity: int, undo: int) -> Cache:
+        """Empty, for ``capacity`` tokens a row, of which the newest ``undo`` can be rolled back; no step is longer."""
+        ...
 
-    def embed(self, params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]: ...
+    def embed(self, params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """What the first layer hears; drafters hear it too."""
+        ...
 
     def step(self, params: Params, tokens: Int[Array, "B T"], cache: Cache, tree: Tree | None = None) -> StepOut:
         """Hear T more tokens of every row, any T: a prompt's chunk, a block, one token, all by the same path.
@@ -95,7 +99,9 @@ class Target(Protocol):
         """
         ...
 
-    def unembed(self, params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]: ...
+    def unembed(self, params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """Logits: the head, over the final norm's output."""
+        ...
 
 
 @runtime_checkable
@@ -104,7 +110,9 @@ class Drafter(Protocol):
 
     block_size: int
 
-    def init_cache(self, batch: int, capacity: int, undo: int) -> Any: ...
+    def init_cache(self, batch: int, capacity: int, undo: int) -> Any:
+        """Empty, for the features of ``capacity`` tokens a row, of which the newest ``undo`` can be rolled back."""
+        ...
 
     def absorb(self, params: Params, features: Float[Array, "B T A D"], count: Int[Array, "B"], cache: Any) -> Any:
         """Take in the features of the next ``count`` committed tokens of each row (the rest of T is garbage)."""
@@ -141,6 +149,10 @@ class AcceptRule(Protocol):
         """Tokens of a verification, the anchor included."""
         ...
 
-    def choose(self, dice: Dice, logits: Float[Array, "B drafts V"], sampling: Sampling) -> Draft: ...
+    def choose(self, dice: Dice, logits: Float[Array, "B drafts V"], sampling: Sampling) -> Draft:
+        """Drafts by the drafter's logits, with the distribution that each was really drawn from."""
+        ...
 
-    def __call__(self, dice: Dice, draft: Draft, logits: Float[Array, "B P V"], sampling: Sampling) -> Verdict: ...
+    def __call__(self, dice: Dice, draft: Draft, logits: Float[Array, "B P V"], sampling: Sampling) -> Verdict:
+        """How much of the draft stands by the target's logits, and the token after it."""
+        ...

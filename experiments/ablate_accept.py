@@ -91,8 +91,8 @@ def main(given: Args) -> Study:
         plans = prepare_rules(args)
     cpus = available_cpus()
     with pinned(plans[0][0].cpus):
-        findings = [one for each in plans for one in measure_pair(args, each, waiting, cpus)]
         here = machine.describe()
+        findings = [one for each in plans for one in measure_pair(args, each, waiting, cpus)]
     study = Study(
         command=command(given, "experiments.ablate_accept"),
         args=args,

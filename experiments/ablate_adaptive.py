@@ -115,7 +115,7 @@ def _outcome(args: Args, plan: Plan, pair: Pair, name: str, waiting: Waiting) ->
     """Compile, then time in turn, then hold every text against the plain one."""
     sampling = sampling_of(for_one_block(args, args.pair, None, args.temperature))
     decoders = {"plain": pair.plain, "fixed": pair.speculative, "adaptive": AdaptiveDecoder(pair.speculative)}
-    with waiting.on(f"compiling ({pair.names[0]}, {name} drafter)"):
+    with refusals(), waiting.on(f"compiling ({pair.names[0]}, {name} drafter)"):
         for decoder in decoders.values():
             runs.warm_up(decoder, plan.batches, args.max_new_tokens, pair.stop, sampling)
     total = args.repeats * len(decoders) * len(plan.batches)
@@ -200,13 +200,13 @@ def show(found: list[Outcome], console: Console) -> None:
         console.print(wrapped(f"{'warning':<{LABEL}}", words), markup=False)
 
 
-def payload(found: list[Outcome], args: Args, line: str) -> dict[str, Any]:
+def payload(found: list[Outcome], args: Args, line: str, here: machine.Machine) -> dict[str, Any]:
     """The outcomes as JSON values."""
     return finite(
         {
             "command": line,
             **conditions(args),
-            "machine": asdict(machine.describe()),
+            "machine": asdict(here),
             "outcomes": [asdict(each) for each in found],
         }
     )
@@ -219,8 +219,9 @@ def main(given: Args) -> list[Outcome]:
     with refusals():
         plans = prepare(args)
     with pinned(plans[0].cpus):
+        here = machine.describe()
         found = [each for plan in plans for each in measure(args, plan, waiting)]
-        written, here = payload(found, args, line), machine.describe()
+    written = payload(found, args, line, here)
     console = Console(width=130, highlight=False)
     console.print("\n".join(head("adaptive", args, here)) + "\n", markup=False)
     show(found, console)

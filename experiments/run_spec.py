@@ -39,14 +39,14 @@ from experiments.threads import pinned
 
 def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting) -> Report:
     """Compile, stream if asked, time, and hold the two texts against each other."""
-    sampling = sampling_of(args)
+    sampling, here = sampling_of(args), machine.describe()
     decoders = {"baseline": pair.plain} if args.baseline else {}
     decoders["speculative"] = AdaptiveDecoder(pair.speculative) if args.adaptive else pair.speculative
     if args.stop:
         decoders = {name: TextDecoder(decoder, pair.tokenizer, args.stop) for name, decoder in decoders.items()}
     with CompileWatch() as compiling:
         for name, decoder in decoders.items():
-            with waiting.on(f"compiling prefill and loop ({name})"):
+            with refusals(), waiting.on(f"compiling prefill and loop ({name})"):
                 first = runs.warm_up(decoder, plan.batches, args.max_new_tokens, pair.stop, sampling)
     if args.stream:
         show_stream(args, plan, pair)
@@ -73,7 +73,7 @@ def measure(args: Args, plan: Plan, pair: Pair, waiting: Waiting) -> Report:
         command=command(args),
         pair=pair.facts,
         prompts_known=plan.known,
-        machine=machine.describe(),
+        machine=here,
         compiled=Compiled(compiling.seconds, compiling.programs, compiling.hits, measuring.seconds, timed.programs),
         memory=machine.measure_memory(pair, args.batch, plan.longest + args.max_new_tokens),
         speculative=found["speculative"],

@@ -65,7 +65,7 @@ class Run:
 
     Attributes:
         repeats: ``repeats[i]`` holds a :class:`Generation` per batch of prompts.
-        cpus_busy: CPU seconds of the whole process per second of decoding, each repeat.
+        cpus_busy: CPU seconds of the whole process per second of generating, prompts included, each repeat.
     """
 
     name: str
@@ -177,8 +177,8 @@ class Run:
 
 
 def crowding(found: Sequence[Run], threads: int) -> str | None:
-    """What to say if the process kept more CPUs busy than it says it computes on; None if not. Threads that are not
-    jax's, a BLAS's for one, come to their own CPUs or take turns on jax's, and no speed measured so is of this number.
+    """What to say if the process kept more CPUs busy than it says it computes on, by threads that are not jax's; None
+    if not. Threads that take turns with jax's on the same CPU are not seen so.
 
     Args:
         threads: that jax computes on.

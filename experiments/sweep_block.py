@@ -163,7 +163,7 @@ def verdict(found: BlockSweep) -> str:
     return f"{text}, predicted block {guess.size} ({guess.predicted_speedup:.2f}x): {lost}"
 
 
-def payload(sweeps: list[BlockSweep], args: SweepArgs, line: str) -> dict[str, Any]:
+def payload(sweeps: list[BlockSweep], args: SweepArgs, line: str, here: machine.Machine) -> dict[str, Any]:
     """The sweeps as JSON values; what is not defined is null."""
     rule = rule_of(_at_block(args, None, None))
     return finite(
@@ -172,7 +172,7 @@ def payload(sweeps: list[BlockSweep], args: SweepArgs, line: str) -> dict[str, A
             "rule": rule.name,
             "lossless": rule.lossless,
             **conditions(args),
-            "machine": asdict(machine.describe()),
+            "machine": asdict(here),
             "pairs": [
                 asdict(found)
                 | dict(measured_best=found.measured.size, predicted_best=found.predicted and found.predicted.size)
@@ -190,8 +190,9 @@ def main(given: SweepArgs) -> list[BlockSweep]:
     with refusals():
         plans = prepare(args)
     with pinned(plans[0][0].cpus):
+        here = machine.describe()
         sweeps = [sweep(args, each, waiting) for each in plans]
-        found, here = payload(sweeps, args, line), machine.describe()
+    found = payload(sweeps, args, line, here)
     console = Console(width=WIDTH, highlight=False)
     console.print("\n".join(head("block sizes", args, here)) + "\n", markup=False)
     for one in sweeps:

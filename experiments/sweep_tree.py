@@ -208,13 +208,13 @@ def show(found: TreeSweep, console: Console) -> None:
         console.print(wrapped(f"{'warning':<{LABEL}}", words), markup=False)
 
 
-def payload(sweeps: list[TreeSweep], args: Args, line: str) -> dict[str, Any]:
+def payload(sweeps: list[TreeSweep], args: Args, line: str, here: machine.Machine) -> dict[str, Any]:
     """The sweeps as JSON values."""
     return finite(
         {
             "command": line,
             **conditions(args),
-            "machine": asdict(machine.describe()),
+            "machine": asdict(here),
             "pairs": [asdict(found) | {"verdicts": verdicts(found)} for found in sweeps],
         }
     )
@@ -227,8 +227,9 @@ def main(given: Args) -> list[TreeSweep]:
     with refusals():
         plans = prepare(args)
     with pinned(plans[0].cpus):
+        here = machine.describe()
         sweeps = [sweep(args, plan, waiting) for plan in plans]
-        found, here = payload(sweeps, args, line), machine.describe()
+    found = payload(sweeps, args, line, here)
     console = Console(width=120, highlight=False)
     console.print("\n".join(head("draft trees", args, here)) + "\n", markup=False)
     for one in sweeps:

@@ -7,12 +7,13 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import tyro
 from rich.console import Console
 
-from experiments import ablate_accept
+from experiments import ablate_accept, runs
 from experiments import pair as pairs
 from experiments.arguments import SAMPLED_RULE
 from experiments.laboratory import plots
@@ -23,6 +24,7 @@ from experiments.laboratory.ranking import best_lossless, pooled_lossless
 from experiments.laboratory.rows import Row
 from experiments.laboratory.study import Study, payload, row_from, write_csv
 from experiments.laboratory.tables import WIDTH, cells, show
+from experiments.threads import available_cpus
 from tests.experiments.random_pair import write_random_pair
 
 ROOT = Path(ablate_accept.__file__).parents[1]
@@ -42,13 +44,20 @@ def given(folders) -> Args:
 
 
 @pytest.fixture(scope="module")
-def ran(given, tmp_path_factory):
+def crowding() -> Mock:
+    """Stands for the question whether too many CPUs were busy; they were not."""
+    return Mock(return_value=None)
+
+
+@pytest.fixture(scope="module")
+def ran(given, crowding, tmp_path_factory):
     """One whole run with every output: ``(screen, study, folder)``."""
     folder = tmp_path_factory.mktemp("out")
     outputs = dict(json=folder / "deep" / "a.json", csv=folder / "a.csv", plots=folder / "plots")
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
         patch.setattr(ablate_accept, "use_compilation_cache", lambda: None)
+        patch.setattr(runs, "crowding", crowding)
         study = ablate_accept.main(replace(given, temperatures=(0.0, 1.0), **outputs))
     return out.getvalue(), study, folder
 
@@ -153,6 +162,15 @@ def test_the_file_has_the_warnings_of_the_screen(ran):
     (words,) = payload(study)["warnings"]
     assert words.startswith("random, block 5: 2 programs were compiled while timing")
     assert f"warning {words}" in screen_of(study)
+
+
+def test_busy_cpus_are_looked_at_in_every_run(ran, crowding):
+    """Six decoders, three repeats each."""
+    ((found, threads),) = (call.args for call in crowding.call_args_list)
+    assert (len(found), threads) == (6 * 3, len(available_cpus()))
+    (one,) = ran[1].findings
+    study = replace(ran[1], findings=(replace(one, crowding="7.0 CPUs were busy"),))
+    assert payload(study)["warnings"] == ["random, block 5: 7.0 CPUs were busy"]
 
 
 def test_lossless_rules_have_a_proof_and_lossy_ones_figures(ran):

@@ -3,13 +3,15 @@
 import json
 from pathlib import Path
 
-from experiments import ablate_adaptive
+from experiments import ablate_adaptive, runs
 from experiments.ablate_adaptive import Args
 from experiments.agreement import Agreement, Divergence
+from experiments.threads import available_cpus
 from tests.experiments.random_pair import write_random_pair
 
 
-def test_both_drafters_are_measured_and_written(tmp_path, capsys) -> None:
+def test_both_drafters_are_measured_and_written(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(runs, "crowding", lambda found, threads: f"{len(found)} runs were on {threads} threads")
     target, draft = write_random_pair(tmp_path / "pair")
     same = dict(max_samples=1, max_new_tokens=12, block_sizes=(3,), quiet=True, json=tmp_path / "deep" / "found.json")
     found = ablate_adaptive.main(Args(target=target, draft=draft, **same))
@@ -18,7 +20,12 @@ def test_both_drafters_are_measured_and_written(tmp_path, capsys) -> None:
     written = json.loads((tmp_path / "deep" / "found.json").read_text())
     assert [each["adaptive"] for each in written["outcomes"]] == [list(each.adaptive) for each in found]
     assert [each["agreement"] for each in written["outcomes"]] == [1.0, 1.0]
-    assert written["command"] in capsys.readouterr().out
+    screen = capsys.readouterr().out
+    assert written["command"] in screen
+    for each in written["outcomes"]:
+        (words,) = each["warnings"]
+        assert f"{each['drafter']} drafter: 3 runs were on {len(available_cpus())} threads" in words
+    assert screen.count("3 runs were on") == 2
 
 
 def test_a_text_that_is_not_the_plain_one_is_named_and_nothing_is_lost() -> None:

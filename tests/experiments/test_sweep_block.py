@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tyro
 
+from experiments import machine, summary, sweep_block, sweep_tree
 from experiments import pair as pairs
-from experiments import summary, sweep_block, sweep_tree
 from experiments.laboratory.arguments import Common, SweepArgs, settled
 from experiments.laboratory.markdown import tables
 from experiments.laboratory.sweep import predict, round_of
@@ -150,7 +150,7 @@ def test_refused_before_any_weight_is_read(name, given, monkeypatch, capsys):
 def test_a_lossy_rule_is_called_so(given, ran):
     args = settled(replace(given, rule="typical", temperature=1.0))
     assert sweep_block.rule_label(args) == "typical (LOSSY)"
-    found = sweep_block.payload([ran[1]], args, "python -m experiments.sweep_block --rule typical")
+    found = sweep_block.payload([ran[1]], args, "python -m experiments.sweep_block --rule typical", machine.describe())
     assert found["lossless"] is False
     assert "Rule: typical (**LOSSY**). Tokens: temperature 1." in tables(found)
     assert sweep_block.rule_label(settled(replace(given, rule="match"))) == "match"

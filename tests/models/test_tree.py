@@ -97,6 +97,8 @@ def test_the_solve_and_its_gradient_are_those_of_the_library(size: int, alike: f
         )
         return np.tril(by_strict, -1), np.asarray(by_wanted)
 
+    gradient = jax.make_jaxpr(jax.grad(lambda *given: delta.solve_unit_lower(*given).sum()))(strict, wanted)
+    assert "precision=(Precision.HIGHEST, Precision.HIGHEST)" in str(gradient), "TF32 on a GPU otherwise"
     for mine, theirs in zip(lower_part(delta.solve_unit_lower), lower_part(delta.library_solve), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-11, atol=1e-11)
 
