@@ -1,6 +1,7 @@
 """The committed notebooks: paired, executed, small. Executing them is `make notebooks`."""
 
 import importlib
+import json
 
 import jupytext
 import nbformat
@@ -36,6 +37,19 @@ def test_an_editor_that_saves_both_puts_nothing_of_its_own_into_the_source(sourc
     notebook = read_executed(source.with_suffix(".ipynb"))
     saved = jupytext.writes(notebook, fmt="py:percent")
     assert saved.split() == source.read_text(encoding="utf-8").split()  # but for blank lines between cells
+
+
+def test_the_speeds_of_the_study_are_the_committed_ones():
+    """Notebook 03 prints them from the result file, which can be measured anew after it."""
+    study = json.loads((FOLDER.parent / "results" / "ablate_accept.json").read_text())
+    outputs = [
+        each for cell in read_executed(FOLDER / "03_accept_rules.ipynb").cells for each in cell.get("outputs", ())
+    ]
+    (shown,) = (each.text.splitlines() for each in outputs if study["command"] in each.get("text", ""))
+    for row in study["rows"]:
+        if row["pair"] == "tiny-glm4-moe" and row["rule"] != "plain":
+            (line,) = (line.split()[1:] for line in shown if line.split()[0] == row["rule"])
+            assert line[(0.0, 0.7, 1.0).index(row["temperature"])] == f"{row['ratio']:.2f}x"
 
 
 @pytest.fixture
