@@ -45,7 +45,8 @@ WRONG = 0.01
 """The value of every weight of the useless drafter."""
 
 NOTE = (
-    "fixed block, adaptive: speed over plain decoding's; tok/round: of adaptive decoding, plain rounds counted.\n"
+    "fixed block, adaptive: speed over plain decoding's; tok/round: of adaptive decoding, plain rounds counted; call:\n"
+    "what a change of width costs besides its rounds, in plain steps.\n"
     "Where the drafter is useless, it is still tried now and then: what is missing to 1.00x is the price."
 )
 
@@ -66,6 +67,7 @@ class Outcome:
         fixed, adaptive: speed against plain decoding: median, least and largest of the repeats.
         acceptance_length: verified_tokens / verifies, of the adaptive rounds of all repeats, plain ones counted.
         rounds: the adaptive rounds by block size.
+        call: plain steps that a change of width costs besides its rounds, as the warm-up measured it.
         agreement: share of the adaptive texts that are the plain ones; ``ties``: how many part where rounding
             explains it.
     """
@@ -82,6 +84,7 @@ class Outcome:
     verifies: int
     acceptance_length: float
     rounds: dict[str, int]
+    call: float
     agreement: float
     ties: int
     warnings: tuple[str, ...]
@@ -147,6 +150,7 @@ def _outcome(args: Args, plan: Plan, pair: Pair, name: str, waiting: Waiting) ->
         verifies=metrics.verifies(counts),
         acceptance_length=metrics.acceptance_length(counts),
         rounds={str(size): sizes.count(size) for size in sorted(set(sizes))},
+        call=decoders["adaptive"].measured[1].call,
         agreement=agreed["adaptive"].share,
         ties=sum(each.tie for each in agreed["adaptive"].divergences),
         warnings=tuple(what_is_wrong(f"{pair.names[0]}, {name} drafter", agreed, timed.programs, busy)),
@@ -179,7 +183,16 @@ def show(found: list[Outcome], console: Console) -> None:
     """A line per pair and drafter."""
     title = f"{found[0].sampling}, {found[0].prompts} prompts"
     table = Table(title=title, box=None, title_justify="left", padding=(0, 2, 0, 0))
-    for name in ("pair", "drafter", "plain tok/s", "fixed block", "adaptive", "tok/round", "adaptive rounds by block"):
+    for name in (
+        "pair",
+        "drafter",
+        "plain tok/s",
+        "fixed block",
+        "adaptive",
+        "tok/round",
+        "call",
+        "adaptive rounds by block",
+    ):
         table.add_column(name, no_wrap=True)
     for each in found:
         every = sum(each.rounds.values())
@@ -190,6 +203,7 @@ def show(found: list[Outcome], console: Console) -> None:
             f"{each.block_size}: {ratio(each.fixed)}",
             ratio(each.adaptive),
             f"{each.acceptance_length:.2f}",
+            f"{each.call:.1f}",
             " ".join(f"{size}:{count / every:.0%}" for size, count in each.rounds.items()),
         )
     console.print(table)

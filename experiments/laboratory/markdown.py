@@ -145,7 +145,7 @@ def _trees(found: dict[str, Any]) -> Iterator[str]:
 def _adaptive(found: dict[str, Any]) -> Iterator[str]:
     yield from _head(found, found["outcomes"][0]["prompts"])
     yield ""
-    yield from _rule("pair", "drafter", "fixed block", "adaptive", "tok/round", "adaptive rounds by block")
+    yield from _rule("pair", "drafter", "fixed block", "adaptive", "tok/round", "call", "adaptive rounds by block")
     for each in found["outcomes"]:
         every = sum(each["rounds"].values())
         rounds = ", ".join(f"{size}: {count / every:.0%}" for size, count in each["rounds"].items())
@@ -155,7 +155,7 @@ def _adaptive(found: dict[str, Any]) -> Iterator[str]:
             f"{each['block_size']}: {ratio(each['fixed'])}",
             ratio(each["adaptive"]),
         ]
-        yield "| " + " | ".join([*cells, f"{each['acceptance_length']:.2f}", rounds]) + " |"
+        yield "| " + " | ".join([*cells, f"{each['acceptance_length']:.2f}", f"{each['call']:.1f}", rounds]) + " |"
 
 
 def _rule(*columns: str) -> Iterator[str]:

@@ -22,6 +22,25 @@ def test_a_row_per_pair(name: str) -> None:
         assert " ".join(cells(found)) in LINES
 
 
+def test_another_processor_says_the_same_tokens() -> None:
+    """And other speeds, which README and docs/slower.md tell."""
+    here, there = result("run_spec"), result("run_spec_zen4")
+    for same in ("verified_tokens", "verifies", "acceptance_histogram", "prompt_hash", "agreement"):
+        assert here[same] == there[same], same
+    text = " ".join(LINES)
+    assert f"five rows in {there['verify_ratio']:.2f} times the time of one, the same command shows " in text
+    assert f"the same command shows {there['speedup']:.2f}x with the same tokens" in text
+    counted = [
+        [
+            (block["size"], block["verified_tokens"], block["verifies"])
+            for pair in each["pairs"]
+            for block in pair["blocks"]
+        ]
+        for each in (result("sweep_block"), result("sweep_block_zen4"))
+    ]
+    assert counted[0] == counted[1]
+
+
 def test_the_first_screen() -> None:
     found = result("run_spec")
     (least, most), middle = found["speedup_spread"], found["speedup"]
